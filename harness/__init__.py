@@ -1,0 +1,44 @@
+"""The release gate for LLM serving: the map and the glossary.
+
+One sentence: a **scenario's** *traffic* is planned; the *player* sends the plan to a *target* while
+*watch* listens; all of it lands on one *timeline*; *judge* turns the timeline into a *verdict*;
+*report* tells it.
+
+    scenario.yaml --plan--> plan.jsonl --run--> log.* --judge--> verdict.json --report--> report.md, junit.xml
+
+Every verb reads files and writes the next, so each can be run again alone, on a finished or a broken run.
+
+The rooms, upper ones may import lower ones only:
+
+    cli         the door: plan, run, judge, report, verify, stack, doctor
+    run         the conductor: run directory, children, start barrier, stop
+    drivers     play a plan, write observations          report   tell a verdict (text, Markdown, JUnit)
+    watch       what the stack says of itself
+    scenario    a scenario file <-> one frozen Scenario
+    traffic     what to send and when; pure, seeded      targets  the stack under test
+    judge       timeline + gates -> verdict; pure
+    timeline    the log and the plan as files
+    units       numbers with units, as a user writes them
+    model       the nouns
+
+Words:
+
+    arrival           one moment at which a user sends a request
+    open loop         arrivals that never wait for answers
+    due               when the plan says a request is to be sent, in seconds from the run's origin
+    send lag          sent minus due: how late the harness itself was
+    response latency  due to last byte: what a user waits; the one that is gated
+    service latency   sent to last byte: what the stack took; shown beside it
+    TTFT              time to first token, from due
+    ITL               inter-token latency: the gap between two content events of one stream
+    TPOT              time per output token: (last token - first token) / (tokens out - 1)
+    warm-up           traffic before the steady state; sent, recorded, not judged
+    steady state      the window that gates are judged in
+    plan              every request of a run, seeded and written before the run
+    player            sends the plan
+    target            the stack under test
+    window            a named span of the timeline; a request belongs to the window it was due in
+    gate              a promise that a scenario makes, with its limit
+    finding           what one gate saw
+    verdict           PASS, FAIL, INCONCLUSIVE or INVALID, over all findings
+"""
