@@ -1,0 +1,122 @@
+"""The timed server as a process: built on demand, started, asked for its log, stopped.
+
+`timed_server.c` is the ruler; this is the hand that holds it. Whoever needs a server of exactly known timing (the
+benchmarks, the player's tests) starts one here. It never outlives its `life_s`, and refuses to start without a C compiler.
+"""
+
+import hashlib
+import http.client
+import json
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+SOURCE = Path(__file__).with_name("timed_server.c")
+CACHE = Path(".cache")
+
+# One finished request; moments on CLOCK_MONOTONIC, which is time.monotonic() here.
+TRUTH = np.dtype(
+    [("id", "U48"), ("read_s", "f8"), ("first_s", "f8"), ("last_s", "f8"), ("chunks", "i4"), ("streamed", "?")]
+)
+
+
+class TimedServer:
+    """A running timed server, as a context manager. `timing` are its flags: ttft_ms, itl_ms, chunks, plain_ms, stall_at_s, stall_s.
+
+    Raises RuntimeError when it cannot be built or does not answer within five seconds.
+    """
+
+    def __init__(self, port: int = 0, *, core: int | None = None, life_s: float = 600, **timing: float) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        flags = {"port": self.port, "life_s": life_s, **timing}
+        command = [str(built())]
+        for name, value in flags.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        pinned = ["taskset", "-c", str(core)] if core is not None else []
+        self.process = subprocess.Popen([*pinned, *command])
+        try:
+            _wait_for(self.port, self.process)
+        except RuntimeError:
+            self.stop()
+            raise
+
+    def get(self, path: str) -> bytes:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read()
+        finally:
+            connection.close()
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of requests begun and finished, of connections, and the server's own CPU seconds."""
+        value: dict[str, Any] = json.loads(self.get("/stats"))
+        return value
+
+    def reset(self) -> None:
+        self.get("/reset")
+
+    def log(self) -> np.ndarray:
+        """All finished requests since the last reset (dtype TRUTH), in the order they were read."""
+        rows = [line.split(",") for line in self.get("/log").decode().splitlines()]
+        table = np.array([(r[0], *(int(v) / 1e9 for v in r[1:4]), int(r[4]), r[5] == "1") for r in rows], dtype=TRUTH)
+        return table[np.argsort(table["read_s"], kind="stable")]
+
+    def stall(self) -> None:
+        """Freeze it now, once, for its `stall_s`."""
+        self.process.send_signal(signal.SIGUSR1)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def built() -> Path:
+    """The server's binary, compiled when its source has changed; raises RuntimeError without gcc or cc."""
+    source = SOURCE.read_bytes()
+    binary = CACHE / f"timed_server-{hashlib.sha256(source).hexdigest()[:12]}"
+    if binary.exists():
+        return binary
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise RuntimeError("the timed server needs a C compiler: apt-get install gcc libc6-dev")
+    CACHE.mkdir(exist_ok=True)
+    beside = binary.with_suffix(f".{free_port()}")  # two builds at once do not meet
+    done = subprocess.run([compiler, "-O2", "-o", beside, SOURCE], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{SOURCE} does not compile:\n{done.stderr}")
+    beside.replace(binary)
+    return binary
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(250):
+        if process.poll() is not None:
+            raise RuntimeError(f"the timed server left at once (code {process.returncode}); is port {port} in use?")
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        try:
+            process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            continue
+    raise RuntimeError(f"the timed server does not listen on port {port}")
