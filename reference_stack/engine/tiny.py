@@ -2,15 +2,14 @@
 
     python -m reference_stack.engine.tiny --out .cache/tiny --text harness/traffic/words.txt
 
-The directory is a complete Hugging Face model: real vLLM loads it, and the simulation, the gateway and the harness count
-tokens with its tokenizer. It is a function of the word list alone: the same bytes on every machine. It refuses to be a
-good model: its words mean nothing, and its answers are exactly as long as they are asked to be, in plain text, because
-the tokens that would end an answer or split a character are never the likeliest ones.
+The directory is a complete Hugging Face model: real vLLM loads it, and the simulation, the gateway and the harness
+count tokens with its tokenizer. It is a function of the word list alone: the same bytes on every machine. It refuses to
+be a good model: its words mean nothing, and its answers are exactly as long as they are asked to be, in plain text,
+because the tokens that would end an answer or split a character are never the likeliest ones.
 """
 
 import argparse
 import json
-import os
 import random
 import shutil
 import tempfile
@@ -49,7 +48,7 @@ def main() -> None:
 
 
 def build(directory: Path, words: list[str]) -> None:
-    """Write the model directory for `words`. It is made beside its place and renamed, so it is never seen half written."""
+    """Write the model directory for `words`: made beside its place and renamed, so never seen half written."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f"{directory.name}.", dir=directory.parent))
     try:
@@ -60,8 +59,8 @@ def build(directory: Path, words: list[str]) -> None:
         save_file(weights(tokenizer), str(draft / "model.safetensors"), metadata={"format": "pt"})
         draft.chmod(0o755)
         if directory.exists():
-            os.rename(directory, draft / "replaced")
-        os.rename(draft, directory)
+            directory.rename(draft / "replaced")
+        draft.rename(directory)
         shutil.rmtree(directory / "replaced", ignore_errors=True)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
