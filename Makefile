@@ -1,0 +1,50 @@
+# Two commands are enough: `make stage1` runs the gate, `make test` runs the tests. Both do all set-up themselves.
+ENGINE ?= sim
+TARGET ?= local
+WORKERS ?= 1
+SCENARIOS ?= scenarios/load/business_mix.yaml
+PYTHON ?= python3
+export PYTHON
+harness := .venv/bin/harness
+
+.PHONY: setup vllm stage1 smoke test check bench up down clean
+
+setup:
+	@scripts/setup
+
+vllm: setup
+	@scripts/setup-vllm
+
+engine := $(if $(filter vllm,$(ENGINE)),vllm,setup)
+
+# Stage 1: the business mix on the stack; ENGINE=vllm for the real one, TARGET=FILE for yours.
+stage1: $(engine)
+	@$(harness) run $(SCENARIOS) --stage 1 --target $(TARGET) --engine $(ENGINE) --workers $(WORKERS)
+
+smoke: $(engine)
+	@$(harness) run scenarios/smoke.yaml --target $(TARGET) --engine $(ENGINE)
+
+# Everything: lint, types, layers, unit tests, real processes, and the real vLLM.
+test: check vllm
+	.venv/bin/pytest tests -m "e2e or vllm"
+
+# Under a minute: lint, format, types, layers, unit tests.
+check: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	.venv/bin/pytest tests -m "not e2e and not vllm"
+
+# Ours beside its peers, as ratios, and the goals of the benchmarks' README.
+bench: setup
+	.venv/bin/python -m benchmarks
+
+up: $(engine)
+	@$(harness) stack up --target $(TARGET) --engine $(ENGINE)
+
+down: setup
+	@$(harness) stack down
+
+clean: down
+	rm -rf .venv .venv-vllm .cache .stack

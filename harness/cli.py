@@ -1,0 +1,161 @@
+"""The door. Reads the command line, calls one function of a room below, prints what it says, exits with its code.
+
+Exit codes: 0 PASS, 1 FAIL, 2 usage or configuration, 3 INVALID, 4 INCONCLUSIVE, 130 interrupted.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+
+from harness import evidence, run, scenario
+from harness.judge import verdict as verdicts
+from harness.model import EXIT_USAGE, UsageError, Verdict
+from harness.report import github, markdown, text
+from harness.report.panel import LivePanel
+from harness.targets import base, local
+from harness.traffic import plan as plans
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The release gate for LLM serving.")
+stack = typer.Typer(no_args_is_help=True, help="The local stack: engines, gateway, exporter, Prometheus when installed.")
+app.add_typer(stack, name="stack")
+
+ScenarioFile = Annotated[Path, typer.Argument(help="A scenario file.", metavar="SCENARIO")]
+RunDir = Annotated[Path, typer.Argument(help="A run directory, such as runs/latest.", metavar="RUN")]
+TargetOption = Annotated[str, typer.Option("--target", help="`local`, or a target file.")]
+EngineOption = Annotated[str | None, typer.Option("--engine", help="What the local stack serves with: sim or vllm.")]
+
+
+@app.command("run")
+def run_command(
+    files: Annotated[list[Path], typer.Argument(metavar="SCENARIO...", help="Scenario files, run in turn.")],
+    target: TargetOption = "local",
+    engine: EngineOption = None,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Player processes; the plan is the same for any number.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Instead of the scenario's own seed.")] = None,
+    stage: Annotated[int, typer.Option(help="Write one verdict over all runs to runs/latest-stageN.")] = 0,
+    web_port: Annotated[int | None, typer.Option(help="Show the traffic in locust's web UI on this port.")] = None,
+    master_port: Annotated[int | None, typer.Option(help="Let workers on other machines join on this port.")] = None,
+) -> None:
+    """Plan, run, judge and report."""
+    orders = [
+        run.Order(file, target, engine, workers, seed, stage=stage, web_port=web_port, master_port=master_port)
+        for file in files
+    ]
+    done = run.run(orders, LivePanel)
+    for run_dir, verdict in done:
+        _tell(run_dir, verdict)
+    run_dir, verdict = done[-1]
+    if stage:
+        run_dir, verdict = evidence.merge(orders[0].runs, stage, done)
+        if len(done) > 1:
+            _tell(run_dir, verdict)
+    else:
+        verdict = min((v for _, v in done), key=lambda v: evidence.SEVERITY.index(v.verdict))
+    raise typer.Exit(verdict.exit_code)
+
+
+def _tell(run_dir: Path, verdict: Verdict) -> None:
+    text.show(verdict, Console())
+    print(f"\n{run_dir}/ holds verdict.json, report.md, junit.xml and every record")  # noqa: T201
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        print(github.annotations(verdict))  # noqa: T201
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            with open(summary, "a") as file:
+                file.write(markdown.render(verdict))
+
+
+@app.command()
+def plan(
+    file: ScenarioFile,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where the plan goes.")],
+    target: TargetOption = "local",
+    engine: EngineOption = None,
+    seed: Annotated[int | None, typer.Option(help="Instead of the scenario's own seed.")] = None,
+) -> None:
+    """Write the plan alone: every request of a run, and its hash."""
+    loaded, aimed = scenario.load(file), base.load(target, engine)
+    sha256 = plans.write_alone(out, file, loaded.traffic, aimed, loaded.seed if seed is None else seed)
+    print(f"{sha256}  {out}")  # noqa: T201
+
+
+@app.command()
+def judge(run_dir: RunDir) -> None:
+    """Judge a run again from its raw files, finished or broken, and write its verdict and reports."""
+    verdict = evidence.settle(run_dir)
+    _tell(run_dir, verdict)
+    raise typer.Exit(verdict.exit_code)
+
+
+@app.command()
+def report(run_dir: RunDir) -> None:
+    """Tell the verdict of a run again."""
+    path = run_dir / "verdict.json"
+    if not path.exists():
+        raise UsageError(f"{run_dir} holds no verdict.json: judge it first with `harness judge {run_dir}`")
+    verdict = verdicts.from_json(path.read_bytes())
+    evidence.tell(run_dir, verdict)
+    _tell(run_dir, verdict)
+    raise typer.Exit(verdict.exit_code)
+
+
+@app.command()
+def verify(run_dir: RunDir) -> None:
+    """Show that a verdict is what the raw files give: hashes first, then the same judgement to the byte."""
+    differences = evidence.verify(run_dir)
+    for difference in differences:
+        print(f"{run_dir}: {difference}")  # noqa: T201
+    if differences:
+        raise typer.Exit(3)
+    print(f"{run_dir}: verdict.json is what these files give")  # noqa: T201
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of scenario files, for editors."""
+    sys.stdout.buffer.write(orjson.dumps(scenario.json_schema(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has and what a run here would lack."""
+    cores = len(os.sched_getaffinity(0))
+    checks = (
+        (cores >= 2, f"{cores} cores", "one core for the player and one for the stack are the least"),
+        (bool(shutil.which("prometheus")), "Prometheus", "GPU memory is then read straight from the exporter"),
+        (Path(".venv-vllm/bin/python").exists(), "real vLLM", "`make vllm` installs it; the simulated engine needs nothing"),
+        (Path(".cache/tiny/tokenizer.json").exists(), "tiny model and tokenizer", "`make setup` builds them"),
+        (Path("/dev/nvidia0").exists(), "a GPU", "the local stack simulates one and says so in every report"),
+    )
+    for there, what, otherwise in checks:
+        print(f"{'yes' if there else 'no ':3}  {what}" + ("" if there else f": {otherwise}"))  # noqa: T201
+
+
+def _stack_command(verb: str, help_text: str) -> None:
+    @stack.command(verb, help=help_text, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+    def command(context: typer.Context, target: TargetOption = "local", engine: EngineOption = None) -> None:
+        file = base.load(target, engine).path
+        raise typer.Exit(local.door(verb, *context.args, "--target", str(file)))
+
+
+for _verb, _help in (
+    ("up", "Start it and wait until it serves."),
+    ("down", "Stop it, and everything it ever started."),
+    ("status", "Each program, its state, pid and URL."),
+    ("logs", "What a program printed."),
+):
+    _stack_command(_verb, _help)
+
+
+def main() -> None:
+    """The command `harness`."""
+    try:
+        app()
+    except UsageError as mistake:
+        print(f"harness: {mistake}", file=sys.stderr)  # noqa: T201
+        sys.exit(EXIT_USAGE)

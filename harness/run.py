@@ -1,0 +1,267 @@
+"""The conductor: lays out a run, starts its children, sets the origin of its clock, waits, stops, and has it judged.
+
+    scenario + target -> run directory -> plan -> [watch, player] ready -> origin -> ... -> stopped -> verdict
+
+It moves no traffic and measures nothing: children do, each into its own log, so that the conductor may die at any
+moment and the run directory stays readable. Children live in sessions of their own (a terminal's Ctrl-C reaches the
+conductor alone, which stops them in order) and stop by themselves when the conductor is gone.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import orjson
+
+from harness import evidence, provenance, timeline
+from harness import scenario as scenarios
+from harness.drivers import process
+from harness.model import EXIT_INTERRUPTED, Event, Verdict
+from harness.report.panel import LiveState, Panel
+from harness.scenario import Scenario
+from harness.targets import base, local, url
+from harness.targets.base import Target
+from harness.traffic import plan
+
+READY_LIMIT_S = 60.0  # imports and connection warm-up of every child, on a busy machine
+ORIGIN_AHEAD_S = 0.5  # the origin lies this far ahead when it is told, so that no child learns of it late
+STOP_LIMIT_S = 10.0
+TICK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the user asked for on the command line."""
+
+    scenario: Path
+    target: str = "local"
+    engine: str | None = None
+    workers: int = 1
+    seed: int | None = None
+    runs: Path = Path("runs")
+    stage: int = 0
+    web_port: int | None = None
+    master_port: int | None = None
+
+
+def run(orders: Sequence[Order], panel: Callable[[LiveState], Panel]) -> list[tuple[Path, Verdict]]:
+    """Run each order in turn against one stack; a local stack that this call brought up is taken down again.
+
+    Stops after the first run that was interrupted. Raises UsageError before anything is sent.
+    """
+    jobs = [(order, _loaded(order)) for order in orders]
+    target = base.load(orders[0].target, orders[0].engine)
+    done: list[tuple[Path, Verdict]] = []
+    with _serving(target):
+        for order, scenario in jobs:
+            done.append(_run_one(order, scenario, target, panel))
+            if done[-1][1].exit_code == EXIT_INTERRUPTED:
+                break
+    return done
+
+
+def _loaded(order: Order) -> Scenario:
+    scenario = scenarios.load(order.scenario)
+    return scenario if order.seed is None else replace(scenario, seed=order.seed)
+
+
+@contextlib.contextmanager
+def _serving(target: Target) -> Iterator[None]:
+    started = target.kind == "local" and local.up(target.path)
+    try:
+        yield
+    finally:
+        if started:
+            local.down(target.path)
+
+
+def _run_one(
+    order: Order, scenario: Scenario, target: Target, panel: Callable[[LiveState], Panel]
+) -> tuple[Path, Verdict]:
+    serving = url.preflight(target)
+    scenarios.refuse_impossible(scenario, target, serving)
+    run_dir = evidence.create(order.runs, order.scenario.stem)
+    shutil.copyfile(order.scenario, run_dir / "scenario.yaml")
+    shutil.copyfile(target.path, run_dir / "target.yaml")
+    header, plan_sha256 = plan.write(run_dir, order.scenario, scenario.traffic, target, scenario.seed)
+    facts = _run_facts(order, scenario, target, run_dir, plan_sha256)
+    _write_run_json(run_dir, facts)
+    with _Conductor(run_dir, facts, panel(LiveState.begin(header, scenario.gates))) as conductor:
+        interrupted = conductor.conduct(order)
+    verdict = evidence.settle(run_dir)
+    if interrupted:
+        verdict = replace(verdict, exit_code=EXIT_INTERRUPTED)
+    return run_dir, verdict
+
+
+def _run_facts(order: Order, scenario: Scenario, target: Target, run_dir: Path, plan_sha256: str) -> dict[str, Any]:
+    served = f"{target.engine}/{target.profile}" if target.engine == "sim" else target.engine
+    return {
+        "run": run_dir.name,
+        "scenario": str(order.scenario),
+        "claim": scenario.claim,
+        "stage": order.stage,
+        "seed": scenario.seed,
+        "plan_sha256": plan_sha256,
+        "workers": order.workers,
+        "target": target.url,
+        "engine": served or "unknown",
+        "simulated": target.engine == "sim",
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        **provenance.facts(Path.cwd()),
+    }
+
+
+def _write_run_json(run_dir: Path, facts: dict[str, Any]) -> None:
+    timeline.write_beside(run_dir / "run.json", orjson.dumps(facts, option=orjson.OPT_INDENT_2))
+
+
+class _Child:
+    """One process of the run, its output beside its log."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str], run_dir: Path) -> None:
+        self.name = name
+        self.output = run_dir / f"{name}.out"
+        with open(self.output, "wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment, "HARNESS_CONDUCTOR": str(os.getpid())},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def code(self) -> int | None:
+        return self.process.poll()
+
+    def last_words(self) -> str:
+        lines = self.output.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def ask_to_stop(self) -> None:
+        if self.code is None:
+            self.process.terminate()
+
+    def end(self) -> None:
+        """Kill its whole group: workers that a dead master left behind die too."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class _Conductor:
+    """One run in progress. Signals only set a flag; the loop acts on it."""
+
+    def __init__(self, run_dir: Path, facts: dict[str, Any], panel: Panel) -> None:
+        self.run_dir, self.facts, self.panel = run_dir, facts, panel
+        self.log = timeline.Log(run_dir / "log.conductor.jsonl")
+        self.children: list[_Child] = []
+        self.signals = 0
+        self.origin_s: float | None = None
+
+    def __enter__(self) -> "_Conductor":
+        self._handlers = {
+            number: signal.signal(number, self._noted) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self.children:
+            child.end()
+        self.log.close()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _noted(self, number: int, _: FrameType | None) -> None:
+        self.signals += 1
+
+    def conduct(self, order: Order) -> bool:
+        """Play the plan from ready to stopped. True when the user interrupted it."""
+        watch = self._start("watch", [sys.executable, "-m", "harness.watch", str(self.run_dir)], {})
+        player = self._start(
+            "player",
+            process.command(self.run_dir, order.workers, order.web_port, order.master_port),
+            process.environment(self.run_dir),
+        )
+        if self._wait_until_ready() and not self.signals:
+            self._set_origin()
+            self._wait_for(player)
+        interrupted = self._stop(player, watch)
+        for child in self.children:
+            self.log.event(Event(self._now_s(), "exited", child.name, {"code": child.code}))
+        return interrupted
+
+    def _start(self, name: str, command: list[str], environment: dict[str, str]) -> _Child:
+        child = _Child(name, command, environment, self.run_dir)
+        self.children.append(child)
+        return child
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self.origin_s if self.origin_s is not None else 0.0
+
+    def _wait_until_ready(self) -> bool:
+        """The start barrier. False when a child is gone or the user has had enough; too slow is an exception."""
+        limit = time.monotonic() + READY_LIMIT_S
+        while not self.signals and not self._gone():
+            ready = {event.name for event in self._events() if event.kind == "ready"}
+            if ready >= {child.name for child in self.children}:
+                return True
+            if time.monotonic() > limit:
+                waiting = ", ".join(child.name for child in self.children if child.name not in ready)
+                self.log.event(Event(0.0, "note", "never ready", {"children": waiting}))
+                return False
+            time.sleep(0.05)
+        return False
+
+    def _events(self) -> Iterator[Event]:
+        for path in self.run_dir.glob("log.*.jsonl"):
+            yield from (entry for entry in timeline.read_log(path, []) if isinstance(entry, Event))
+
+    def _set_origin(self) -> None:
+        self.origin_s = time.monotonic() + ORIGIN_AHEAD_S
+        wall_s = datetime.now(UTC).timestamp() + (self.origin_s - time.monotonic())
+        _write_run_json(self.run_dir, {**self.facts, "origin_monotonic_s": self.origin_s, "origin_wall_s": wall_s})
+        self.log.event(Event(0.0, "origin"))
+
+    def _gone(self) -> bool:
+        return any(child.code is not None for child in self.children)
+
+    def _wait_for(self, player: _Child) -> None:
+        """Until the player is done, something died, or the user interrupts."""
+        with self.panel:
+            while not self.signals and not self._gone():
+                self.panel.show(self._now_s(), self.run_dir)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    player.process.wait(TICK_S)
+            self.panel.show(self._now_s(), self.run_dir)
+
+    def _stop(self, player: _Child, watch: _Child) -> bool:
+        """Stop what still runs, the player first: its open requests are still watched. A second signal kills."""
+        interrupted = self.signals > 0
+        if interrupted:
+            self.log.event(Event(self._now_s(), "interrupted"))
+        asked = self.signals
+        for child in (player, watch):
+            child.ask_to_stop()
+            limit = time.monotonic() + STOP_LIMIT_S
+            while child.code is None and time.monotonic() < limit and self.signals == asked:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.process.wait(TICK_S)
+            if child.code is None:
+                self.log.event(Event(self._now_s(), "note", f"{child.name} did not stop and was killed"))
+                child.end()
+        return interrupted
+
+
