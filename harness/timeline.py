@@ -8,6 +8,7 @@ readable up to the last whole line or block. What cannot be read is named in `Ti
 Nothing here judges, and nothing is summed: a timeline is what was seen.
 """
 
+import contextlib
 import os
 import struct
 import zlib
@@ -458,14 +459,34 @@ def read_log(path: Path, damage: list[str]) -> Iterator[Event | Reading]:
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                value = orjson.loads(line)
-                if "event" in value:
-                    yield Event(value["at_s"], value["event"], value["name"], value["detail"])
-                else:
-                    measured = NEVER if value["value"] is None else float(value["value"])
-                    yield Reading(value["at_s"], value["reading"], measured, value["labels"])
+                yield _entry(line)
             except (orjson.JSONDecodeError, KeyError, TypeError):
                 damage.append(f"{path.name}:{number}: not an entry")
+
+
+def _entry(line: bytes) -> Event | Reading:
+    value = orjson.loads(line)
+    if "event" in value:
+        return Event(value["at_s"], value["event"], value["name"], value["detail"])
+    measured = NEVER if value["value"] is None else float(value["value"])
+    return Reading(value["at_s"], value["reading"], measured, value["labels"])
+
+
+class Lines:
+    """Reads the whole lines added to a log since the last call: for live views, which leave damage to the judge."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._at = path, 0
+
+    def new(self) -> Iterator[Event | Reading]:
+        with open(self.path, "rb") as file:
+            file.seek(self._at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._at += len(line)
+                with contextlib.suppress(orjson.JSONDecodeError, KeyError, TypeError):
+                    yield _entry(line)
 
 
 def observations_of(timeline: Timeline) -> Iterator[Observation]:
