@@ -1,0 +1,189 @@
+"""A generation request as it arrives: read and checked in vLLM's order, refused with vLLM's status and error body.
+
+Measured against vLLM 0.32; the contract suite holds both to it. n > 1, several prompts in one request, echo, stop
+strings, logprobs and tools are left out: the first two are refused, the others have no effect.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from reference_stack.engine.tokens import Tokens
+
+
+class RequestError(Exception):
+    """A request that is refused: the status and the body that say so."""
+
+    def __init__(self, message: str, param: str | None = None, kind: str = "BadRequestError", status: int = 400):
+        """Refuse with `status`; `kind` and `param` are the error's type and the parameter at fault."""
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What is asked of the model: a text or token ids to continue, and how the answer is to be sent."""
+
+    prompt: str | list[int]
+    special_tokens: bool  # BOS is still to be added to a text
+    max_tokens: int | None
+    ignore_eos: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+
+
+def read_json(body: bytes, content_type: str) -> dict[str, Any]:
+    """The JSON object of a body. Raises RequestError as FastAPI and vLLM's content-type check do."""
+    if content_type.split(";", 1)[0].strip().lower() != "application/json":
+        raise _invalid("Unsupported Media Type: Only 'application/json' is allowed", None)
+    if not body:
+        raise _invalid("Field required", "body")
+    try:
+        document = json.loads(body)
+    except json.JSONDecodeError as error:
+        raise _invalid(f"JSON decode error: {error.msg}", f"body.{error.pos}") from error
+    except UnicodeDecodeError as error:
+        raise RequestError("There was an error parsing the body", kind="Bad Request") from error
+    if not isinstance(document, dict):
+        raise _invalid("Input should be a valid dictionary", "body")
+    return document
+
+
+def read(document: dict[str, Any], chat: bool, model: str, tokens: Tokens) -> Generation:
+    """The request in a JSON object. Raises RequestError for what vLLM refuses before it counts tokens."""
+    _check_types(document)
+    prompt = tokens.render(_messages(document)) if chat else _prompt(document)
+    options = document.get("stream_options") or {}
+    stream = bool(document.get("stream"))
+    if options and not stream:
+        raise _invalid("Stream options can only be defined when `stream=True`.", "stream_options")
+    check_model(document, model)
+    if document.get("n") not in (None, 1):
+        raise RequestError("The simulated engine gives one answer: n must be 1.", "n")
+    max_tokens = document.get("max_tokens", None if chat else 16)
+    if chat and document.get("max_completion_tokens") is not None:
+        max_tokens = document["max_completion_tokens"]
+    return Generation(
+        prompt=prompt,
+        special_tokens=not chat,
+        max_tokens=max_tokens,
+        ignore_eos=bool(document.get("ignore_eos")),
+        stream=stream,
+        include_usage=stream and bool(options.get("include_usage")),
+        continuous_usage=stream and bool(options.get("include_usage") and options.get("continuous_usage_stats")),
+    )
+
+
+def check_model(document: dict[str, Any], model: str) -> None:
+    """Refuse a request for another model; no model named is the served one."""
+    if document.get("model") not in (None, "", model):
+        message = f"The model `{document['model']}` does not exist. Valid aliases: {model}."
+        raise RequestError(message, "model", "NotFoundError", 404)
+
+
+def check_text(text: str, tokens: Tokens, max_model_len: int) -> None:
+    """Refuse by its characters a text that cannot fit, before the work of counting its tokens."""
+    limit = max_model_len * tokens.max_chars_per_token
+    if len(text) > limit:
+        raise RequestError(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
+            f"{len(text)} characters (more than {limit} characters, which is the upper bound for {max_model_len} "
+            "input tokens). Please reduce the length of the input prompt.",
+            "input_text",
+        )
+
+
+def output_limit(request: Generation, token_ids: list[int], vocabulary_size: int, max_model_len: int) -> int:
+    """How many tokens the answer may have. Raises RequestError when the prompt or max_tokens leave no room."""
+    if request.max_tokens is not None and request.max_tokens > max_model_len:
+        raise RequestError(
+            f"max_tokens={request.max_tokens} cannot be greater than max_model_len={max_model_len}. "
+            "Please request fewer output tokens.",
+            "max_tokens",
+        )
+    if not token_ids:
+        raise RequestError("The decoder prompt cannot be empty")
+    if max(token_ids) >= vocabulary_size:
+        raise RequestError(f"Token id {max(token_ids)} is out of vocabulary")
+    if len(token_ids) > max_model_len:
+        raise RequestError(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
+            f"{len(token_ids)} input tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt.",
+            "input_tokens",
+        )
+    room = max_model_len - len(token_ids)
+    limit = room if request.max_tokens is None else min(room, request.max_tokens)
+    if limit < 1:
+        raise RequestError(f"max_tokens must be at least 1, got {limit}.", "max_tokens")
+    return limit
+
+
+def _prompt(document: dict[str, Any]) -> str | list[int]:
+    """The prompt of a completion: a text, or a list of token ids; a list of one of either is that one."""
+    prompt = document.get("prompt")
+    if prompt is None or prompt == "":
+        raise _invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    if isinstance(prompt, str):
+        return prompt
+    if prompt == []:
+        raise RequestError("You must pass at least one prompt")
+    if isinstance(prompt, list) and all(type(item) is int for item in prompt):
+        if min(prompt) < 0:
+            raise _invalid("Input should be greater than or equal to 0", f"body.prompt.{prompt.index(min(prompt))}")
+        return prompt
+    if isinstance(prompt, list) and len(prompt) == 1:
+        return _prompt({"prompt": prompt[0]})
+    if isinstance(prompt, list) and all(isinstance(item, str | list) for item in prompt):
+        raise RequestError("The simulated engine takes one prompt in a request.", "prompt")
+    raise _invalid("Input should be a valid string", "body.prompt")
+
+
+def _messages(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a chat, each content as one text."""
+    if "messages" not in document:
+        raise _invalid("Field required", "body.messages")
+    messages = document["messages"]
+    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise _invalid("Input should be a valid list of messages", "body.messages")
+    if not messages:
+        raise RequestError("You must pass at least one message")
+    return [message | {"content": _content(message.get("content"))} for message in messages]
+
+
+def _content(content: Any) -> str:
+    """A message's content as text: given as text, as parts, or not at all."""
+    if isinstance(content, list):
+        return "\n".join(part.get("text", "") for part in content if isinstance(part, dict))
+    return content or ""
+
+
+def _check_types(document: dict[str, Any]) -> None:
+    """Refuse wrong types and ranges of the parameters that have an effect here."""
+    for name in ("max_tokens", "max_completion_tokens", "n"):
+        value = document.get(name)
+        if value is not None and type(value) is not int:
+            raise _invalid("Input should be a valid integer", f"body.{name}")
+    for name in ("stream", "ignore_eos"):
+        if not isinstance(document.get(name), bool | None):
+            raise _invalid("Input should be a valid boolean", f"body.{name}")
+    if not isinstance(document.get("model"), str | None):
+        raise _invalid("Input should be a valid string", "body.model")
+    if not isinstance(document.get("stream_options"), dict | None):
+        raise _invalid("Input should be a valid dictionary", "body.stream_options")
+    temperature = document.get("temperature")
+    if temperature is None:
+        return
+    if not isinstance(temperature, int | float) or isinstance(temperature, bool):
+        raise _invalid("Input should be a valid number", "body.temperature")
+    if temperature < 0:
+        raise RequestError(f"temperature must be non-negative, got {temperature}.", "temperature")
+    if not temperature <= 2:
+        raise RequestError(f"temperature must be in [0, 2], got {temperature}.", "temperature")
+
+
+def _invalid(message: str, param: str | None) -> RequestError:
+    """The error of a body that fails validation: its type is the phrase of the status, not a class name."""
+    return RequestError(f"1 validation error:\n  {message}", param, "Bad Request")
