@@ -49,6 +49,7 @@ class Tag(IntFlag):
     CHUNKED_TOKENS = 8  # more tokens than content events: gaps are between chunks, not tokens
     STREAMED = 16
     GAVE_UP = 32  # the plan told the client to hang up, and it did
+    RESENT = 64  # the server had closed the idle connection as the request went out: sent again on a new one
 
 
 class Judgement(StrEnum):
