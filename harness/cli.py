@@ -21,8 +21,12 @@ from harness.report.panel import LivePanel
 from harness.targets import base, local
 from harness.traffic import plan as plans
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The release gate for LLM serving.")
-stack = typer.Typer(no_args_is_help=True, help="The local stack: engines, gateway, exporter, Prometheus when installed.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The release gate for LLM serving."
+)
+stack = typer.Typer(
+    no_args_is_help=True, help="The local stack: engines, gateway, exporter, Prometheus when installed."
+)
 app.add_typer(stack, name="stack")
 
 ScenarioFile = Annotated[Path, typer.Argument(help="A scenario file.", metavar="SCENARIO")]
@@ -36,7 +40,9 @@ def run_command(
     files: Annotated[list[Path], typer.Argument(metavar="SCENARIO...", help="Scenario files, run in turn.")],
     target: TargetOption = "local",
     engine: EngineOption = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Player processes; the plan is the same for any number.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, help="Player processes; the plan is the same for any number.")
+    ] = 1,
     seed: Annotated[int | None, typer.Option(help="Instead of the scenario's own seed.")] = None,
     stage: Annotated[int, typer.Option(help="Write one verdict over all runs to runs/latest-stageN.")] = 0,
     web_port: Annotated[int | None, typer.Option(help="Show the traffic in locust's web UI on this port.")] = None,
@@ -62,9 +68,9 @@ def run_command(
 
 def _tell(run_dir: Path, verdict: Verdict) -> None:
     text.show(verdict, Console())
-    print(f"\n{run_dir}/ holds verdict.json, report.md, junit.xml and every record")  # noqa: T201
+    print(f"\n{run_dir}/ holds verdict.json, report.md, junit.xml and every record")
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        print(github.annotations(verdict))  # noqa: T201
+        print(github.annotations(verdict))
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             with open(summary, "a") as file:
                 file.write(markdown.render(verdict))
@@ -81,7 +87,7 @@ def plan(
     """Write the plan alone: every request of a run, and its hash."""
     loaded, aimed = scenario.load(file), base.load(target, engine)
     sha256 = plans.write_alone(out, file, loaded.traffic, aimed, loaded.seed if seed is None else seed)
-    print(f"{sha256}  {out}")  # noqa: T201
+    print(f"{sha256}  {out}")
 
 
 @app.command()
@@ -109,16 +115,18 @@ def verify(run_dir: RunDir) -> None:
     """Show that a verdict is what the raw files give: hashes first, then the same judgement to the byte."""
     differences = evidence.verify(run_dir)
     for difference in differences:
-        print(f"{run_dir}: {difference}")  # noqa: T201
+        print(f"{run_dir}: {difference}")
     if differences:
         raise typer.Exit(3)
-    print(f"{run_dir}: verdict.json is what these files give")  # noqa: T201
+    print(f"{run_dir}: verdict.json is what these files give")
 
 
 @app.command()
 def schema() -> None:
     """Print the JSON schema of scenario files, for editors."""
-    sys.stdout.buffer.write(orjson.dumps(scenario.json_schema(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.write(
+        orjson.dumps(scenario.json_schema(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    )
 
 
 @app.command()
@@ -128,12 +136,16 @@ def doctor() -> None:
     checks = (
         (cores >= 2, f"{cores} cores", "one core for the player and one for the stack are the least"),
         (bool(shutil.which("prometheus")), "Prometheus", "GPU memory is then read straight from the exporter"),
-        (Path(".venv-vllm/bin/python").exists(), "real vLLM", "`make vllm` installs it; the simulated engine needs nothing"),
+        (
+            Path(".venv-vllm/bin/python").exists(),
+            "real vLLM",
+            "`make vllm` installs it; the simulated engine needs nothing",
+        ),
         (Path(".cache/tiny/tokenizer.json").exists(), "tiny model and tokenizer", "`make setup` builds them"),
         (Path("/dev/nvidia0").exists(), "a GPU", "the local stack simulates one and says so in every report"),
     )
     for there, what, otherwise in checks:
-        print(f"{'yes' if there else 'no ':3}  {what}" + ("" if there else f": {otherwise}"))  # noqa: T201
+        print(f"{'yes' if there else 'no ':3}  {what}" + ("" if there else f": {otherwise}"))
 
 
 def _stack_command(verb: str, help_text: str) -> None:
@@ -157,5 +169,5 @@ def main() -> None:
     try:
         app()
     except UsageError as mistake:
-        print(f"harness: {mistake}", file=sys.stderr)  # noqa: T201
+        print(f"harness: {mistake}", file=sys.stderr)
         sys.exit(EXIT_USAGE)

@@ -108,7 +108,7 @@ def tell(run_dir: Path, verdict: Verdict) -> None:
 
 
 def verify(run_dir: Path) -> list[str]:
-    """What differs between the verdict on disk and the raw files it claims to rest on; nothing when all is as judged."""
+    """What differs between the verdict on disk and the raw files it rests on; nothing when all is as judged."""
     path = run_dir / "verdict.json"
     if not path.exists():
         raise UsageError(f"{run_dir} holds no verdict.json: judge it first with `harness judge {run_dir}`")

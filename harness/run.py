@@ -263,5 +263,3 @@ class _Conductor:
                 self.log.event(Event(self._now_s(), "note", f"{child.name} did not stop and was killed"))
                 child.end()
         return interrupted
-
-

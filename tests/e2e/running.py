@@ -1,4 +1,4 @@
-"""What the tests of real processes share: starting things, waiting for them with a limit, and ending what was started."""
+"""What tests of real processes share: starting things, waiting for them with a limit, ending what was started."""
 
 import contextlib
 import os
