@@ -30,6 +30,8 @@ FORWARDING_HEADERS = (
     "cf-connecting-ip",
 )
 
+CUT_SHORT = ["UC", "UF", "UT", "UPE", "SI"]  # answers that may carry status 200 and are not whole
+
 _TYPE = "type.googleapis.com/envoy"
 _HTTP = f"{_TYPE}.extensions.filters.http"
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -95,6 +97,7 @@ def _forget_forwarding() -> dict[str, Any]:
 
 
 def _failures_log() -> dict[str, Any]:
+    """What went wrong behind the gateway, on stdout; what the guard refused is counted, not written."""
     words = (
         "%START_TIME% %REQ(:METHOD)% %REQ(:PATH)% %RESPONSE_CODE% %RESPONSE_FLAGS% %RESPONSE_CODE_DETAILS% "
         "%DURATION%ms %UPSTREAM_HOST% attempts=%UPSTREAM_REQUEST_ATTEMPT_COUNT% id=%REQ(X-REQUEST-ID)%\n"
@@ -104,8 +107,8 @@ def _failures_log() -> dict[str, Any]:
         "filter": {
             "or_filter": {
                 "filters": [
-                    {"status_code_filter": _status("GE", 400)},
-                    {"response_flag_filter": {}},
+                    {"status_code_filter": _status("GE", 500)},
+                    {"response_flag_filter": {"flags": CUT_SHORT}},
                 ]
             }
         },
@@ -180,7 +183,8 @@ def _routes(retries: int) -> dict[str, Any]:
                     },
                 }
             ],
-            "host_selection_retry_max_attempts": 5,
+            # A dead replica has the fewest requests, so least-request offers it again and again: keep asking.
+            "host_selection_retry_max_attempts": 50,
         },
     }
     unguarded = {"guard": {"@type": f"{_HTTP}.ext_authz.v3.ExtAuthzPerRoute", "disabled": True}}
