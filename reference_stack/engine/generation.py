@@ -53,8 +53,8 @@ def read_json(body: bytes, content_type: str) -> dict[str, Any]:
 
 def read(document: dict[str, Any], chat: bool, model: str, tokens: Tokens) -> Generation:
     """The request in a JSON object. Raises RequestError for what vLLM refuses before it counts tokens."""
-    _check_types(document)
     prompt = tokens.render(_messages(document)) if chat else _prompt(document)
+    _check_types(document)
     options = document.get("stream_options") or {}
     stream = bool(document.get("stream"))
     if options and not stream:
@@ -74,6 +74,16 @@ def read(document: dict[str, Any], chat: bool, model: str, tokens: Tokens) -> Ge
         include_usage=stream and bool(options.get("include_usage")),
         continuous_usage=stream and bool(options.get("include_usage") and options.get("continuous_usage_stats")),
     )
+
+
+def read_text(document: dict[str, Any], model: str, tokens: Tokens) -> tuple[str, bool]:
+    """What /tokenize is asked to count, of whatever length: the text, and whether special tokens are added to it."""
+    chat = "messages" in document
+    if not chat and not isinstance(document.get("prompt"), str):
+        raise _invalid("Field required", "body.prompt")
+    text = tokens.render(_messages(document)) if chat else document["prompt"]
+    check_model(document, model)
+    return text, bool(document.get("add_special_tokens", not chat))
 
 
 def check_model(document: dict[str, Any], model: str) -> None:

@@ -104,18 +104,19 @@ class Server:
         if not isinstance(request.prompt, str):
             return request.prompt
         generation.check_text(request.prompt, self._tokens, self._replica.profile.vllm.max_model_len)
-        if len(request.prompt) <= ASIDE_CHARS:
-            return self._tokens.encode(request.prompt, request.special_tokens)
-        return await asyncio.to_thread(self._tokens.encode, request.prompt, request.special_tokens)
+        return await self._count(request.prompt, request.special_tokens)
+
+    async def _count(self, text: str, special_tokens: bool) -> list[int]:
+        """The token ids of a text, found without holding up the tokens of others."""
+        if len(text) <= ASIDE_CHARS:
+            return self._tokens.encode(text, special_tokens)
+        return await asyncio.to_thread(self._tokens.encode, text, special_tokens)
 
     async def tokenize(self, http: web.Request) -> web.Response:
         """Count the tokens of a prompt or a chat, as a completion of it would."""
         document = generation.read_json(await http.read(), http.headers.get("Content-Type", ""))
-        chat = "messages" in document
-        if not chat and document.get("prompt") == "":
-            ids = self._tokens.encode("")
-        else:
-            ids = await self._encode(generation.read(document, chat, self._model, self._tokens))
+        text, special = generation.read_text(document, self._model, self._tokens)
+        ids = await self._count(text, special)
         max_model_len = self._replica.profile.vllm.max_model_len
         return json_response({"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": None})
 
@@ -170,10 +171,10 @@ def json_response(document: dict[str, Any], status: int = 200, headers: dict[str
 
 
 @web.middleware
-async def errors(http: web.Request, handler: Handler) -> web.StreamResponse:
+async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refusals as vLLM words them: its own error body, or FastAPI's for a path or a method that is not there."""
     try:
-        return await handler(http)
+        return await handler(request)
     except RequestError as error:
         return json_response(error.body, status=error.status)
     except web.HTTPException as error:
