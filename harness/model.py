@@ -95,7 +95,12 @@ class Request:
         return "2xx" in self.expect
 
     def expects(self, status: int) -> bool:
-        return str(status) in self.expect or f"{status // 100}xx" in self.expect
+        return expects(self.expect, status)
+
+
+def expects(answers: tuple[str, ...], status: int) -> bool:
+    """Whether a status is among the right answers: exact ones ("422") and families ("2xx")."""
+    return str(status) in answers or f"{status // 100}xx" in answers
 
 
 class Observation(NamedTuple):

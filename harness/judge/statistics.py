@@ -1,0 +1,232 @@
+"""How sure a count lets us be: exact binomial bounds, ranks and sample sizes, over plain numbers.
+
+Every gate here is a count of bad units among `n`, held against the share that may be bad. A quantile gate is one too:
+`P95 < T` holds iff at most `n - ceil(0.95 n)` units are not below T (nearest rank, in integers). Nothing is
+interpolated, nothing approximated by a normal curve but Student's factor in `Sample.effective`, and nothing here knows
+what a request is. The bounds speak of this run only: what differs between runs needs runs.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from statistics import NormalDist
+
+import numpy as np
+
+CLUSTER_S = 10.0  # requests due within one such span share queues, so their fates are not independent
+LEAST_CLUSTERS = 10  # fewer cannot tell how much they share
+HOPELESS = 10_000_000  # units; no run is this long
+
+
+def exact(share: float) -> Fraction:
+    """The decimal that the user wrote: 0.95 as 19/20, not as its nearest double."""
+    return Fraction(share).limit_denominator(1_000_000)
+
+
+def rank(n: int, quantile: float) -> int:
+    """The nearest rank of a quantile among n values, counted from 1."""
+    return max(1, math.ceil(exact(quantile) * n))
+
+
+def allowed(n: int, quantile: float) -> int:
+    """How many of n units may be bad while the quantile still holds: n - ceil(quantile * n)."""
+    return n - math.ceil(exact(quantile) * n)
+
+
+def nearest_rank(values: np.ndarray, quantile: float) -> float:
+    """The smallest value that at least this share of the values does not exceed; `nan` of nothing."""
+    if not len(values):
+        return math.nan
+    at = rank(len(values), quantile) - 1
+    return float(np.partition(values, at)[at])
+
+
+def binomial_cdf(at_most: int, n: int, p: float) -> float:
+    """P(X <= at_most) for X of Binomial(n, p), exact to about 1e-10 relative up to n = 500,000."""
+    if at_most < 0:
+        return 0.0
+    if at_most >= n or p <= 0:
+        return 1.0
+    if p >= 1:
+        return 0.0
+    if at_most <= n * p:
+        return _tail(at_most, n, p)
+    return 1.0 - _tail(n - at_most - 1, n, 1 - p)  # the other tail, so that no term exceeds the first
+
+
+def _tail(k: int, n: int, p: float) -> float:
+    """P(X <= k) for k at or below the mode: the last term, times the sum of what each smaller one is of it."""
+    log_last = (
+        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * math.log(p) + (n - k) * math.log1p(-p)
+    )
+    j = np.arange(k, 0, -1, dtype=np.float64)
+    ratios = j / (n - j + 1) * ((1 - p) / p)
+    return min(1.0, math.exp(log_last) * (1.0 + float(np.cumprod(ratios).sum())))
+
+
+def upper_bound(bad: int, n: int, confidence: float) -> float:
+    """Clopper and Pearson's one-sided upper bound of the true bad share, by bisection."""
+    if bad >= n:
+        return 1.0
+    low, high = bad / n, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if binomial_cdf(bad, n, middle) > 1 - confidence else (low, middle)
+    return high
+
+
+def proves(bad: int, n: int, tolerated: float, confidence: float) -> bool:
+    """Whether `bad` of `n` shows, at this confidence, that the true bad share is below the tolerated one."""
+    return n > 0 and binomial_cdf(bad, n, tolerated) <= 1 - confidence
+
+
+def provable(n: int, tolerated: float, confidence: float) -> int:
+    """The most bad units of n that still prove the gate; -1 when even none would not."""
+    low, high = -1, math.floor(n * tolerated) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if proves(middle, n, tolerated, confidence) else (low, middle)
+    return low
+
+
+def units_to_prove(share: float, tolerated: float, confidence: float) -> int | None:
+    """About how many units prove the gate when this share of them is bad; None when no run is long enough."""
+    return _least(lambda n: proves(math.ceil(share * n), n, tolerated, confidence), share < tolerated)
+
+
+def units_to_prove_with(bad: int, tolerated: float, confidence: float) -> int | None:
+    """How many units prove the gate when no more than `bad` of them are bad: MLPerf's early stopping."""
+    return _least(lambda n: proves(min(bad, n), n, tolerated, confidence), tolerated > 0)
+
+
+def _least(holds: Callable[[int], bool], possible: bool) -> int | None:
+    if not possible:
+        return None
+    high = 1
+    while not holds(high):
+        high *= 2
+        if high > HOPELESS:
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def significantly_bad(bad: int, n: int, tolerated: float, confidence: float) -> bool:
+    """Whether `bad` of `n` shows, at this confidence, that the true bad share is above the tolerated one."""
+    return 1.0 - binomial_cdf(bad - 1, n, tolerated) <= 1 - confidence
+
+
+def certain_fail(bad: int, n: int, tolerated: float, confidence: float = 0.95) -> bool:
+    """Whether a run may be stopped as failed now, however often it was looked at before.
+
+    An e-process: the likelihood of what was seen, averaged over bad shares above the tolerated one (weights of
+    Beta(1, 10), cut there), over its likelihood at the tolerated one. It passes 1 / (1 - confidence) with at most
+    probability 1 - confidence when the gate holds, whenever one looks (Ville).
+    """
+    if n == 0 or not 0 < tolerated < 1:
+        return False
+    shape = 10
+    reach = binomial_cdf(bad, n + shape, tolerated)  # the part of the average above the tolerated share
+    if reach <= 0:
+        return False
+    log_evidence = (
+        math.log(shape) - shape * math.log1p(-tolerated)
+        + math.lgamma(bad + 1) + math.lgamma(n - bad + shape) - math.lgamma(n + shape + 1) + math.log(reach)
+        - bad * math.log(tolerated) - (n - bad) * math.log1p(-tolerated)
+    )  # fmt: skip
+    return log_evidence >= -math.log(1 - confidence)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """`bad` of `n`, and how much that many units in bursts are worth as independent ones.
+
+    `deff` is the design effect: the variance of the bad share between clusters over what independence would give.
+    `independent` units, rounded down, would carry as much evidence. `correlation` is that of neighbouring clusters.
+    """
+
+    n: int
+    bad: int
+    clusters: int = 0
+    deff: float = 1.0
+    independent: int = 0
+    correlation: float = 0.0
+
+    @classmethod
+    def clustered(cls, due_s: np.ndarray, bad: np.ndarray, start_s: float) -> "Sample":
+        """Count units by the spans of 10 s that they were due in.
+
+        With ten spans or more, and at least one bad unit, the design effect is theirs (ratio estimator; Korn and
+        Graubard's use of Student's factor for few clusters); else it is 1, and a reader is told so by `clusters`.
+        """
+        n, total = len(due_s), int(bad.sum())
+        cluster = ((due_s - start_s) // CLUSTER_S).astype(np.int64)
+        size = np.bincount(cluster) if n else np.zeros(0, dtype=np.int64)
+        filled = size > 0
+        k = int(filled.sum())
+        if k < LEAST_CLUSTERS or total in (0, n):
+            return cls(n, total, k, 1.0, n)
+        share = total / n
+        excess = (np.bincount(cluster, weights=bad, minlength=len(size)) - share * size)[filled]
+        variance = k / (k - 1) * float((excess**2).sum()) / n**2
+        deff = max(1.0, variance / (share * (1 - share) / n))
+        independent = math.floor(n / deff * (student(n - 1) / student(k - 1)) ** 2)
+        correlation = float((excess[1:] * excess[:-1]).sum() / (excess**2).sum())
+        return cls(n, total, k, deff, max(1, independent), correlation)
+
+    def worth(self, bad: int) -> int:
+        """So many bad units of n, as units of the independent ones; rounded against the gate."""
+        return math.ceil(Fraction(bad * self.independent, self.n))
+
+    def proves(self, bad: int, tolerated: float, confidence: float) -> bool:
+        return self.n > 0 and proves(self.worth(bad), self.independent, tolerated, confidence)
+
+    def upper_bound(self, confidence: float) -> float:
+        return upper_bound(self.worth(self.bad), self.independent, confidence)
+
+    def bound_rank(self, tolerated: float, confidence: float) -> int | None:
+        """The rank r for which X(r) bounds the quantile from above; None when n is too small for any.
+
+        The gate is proved iff X(r) is below the limit: the bound shown and the verdict can never disagree.
+        """
+        if self.n == 0 or (most := provable(self.independent, tolerated, confidence)) < 0:
+            return None
+        return self.n - most * self.n // self.independent
+
+    def more_needed(self, tolerated: float, confidence: float) -> tuple[int | None, int | None]:
+        """How many more units would prove the gate: at the bad share seen, and if no further one is bad."""
+        bad, each = self.worth(self.bad), self.n / self.independent
+        at_share = units_to_prove(self.bad / self.n, tolerated, confidence)
+        if_good = units_to_prove_with(bad, tolerated, confidence)
+
+        def more(units: int | None) -> int | None:
+            return None if units is None else max(1, math.ceil((units - self.independent) * each))
+
+        return more(at_share), more(if_good)
+
+
+def student(freedom: int, confidence: float = 0.95) -> float:
+    """Student's one-sided quantile by Cornish and Fisher's expansion; right to 1e-3 from nine degrees of freedom on."""
+    z = NormalDist().inv_cdf(confidence)
+    return (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )
+
+
+def halves_differ(due_s: np.ndarray, bad: np.ndarray, middle_s: float, deff: float) -> tuple[float, float] | None:
+    """The bad shares of the first and the second half, when they differ by more than four standard errors."""
+    early = due_s < middle_s
+    n = np.array([early.sum(), (~early).sum()])
+    if n.min() < 30:
+        return None
+    shares = np.array([bad[early].mean(), bad[~early].mean()])
+    pooled = float(bad.mean())
+    error = math.sqrt(pooled * (1 - pooled) * deff * float((1 / n).sum()))
+    return (float(shares[0]), float(shares[1])) if abs(shares[1] - shares[0]) > 4 * error > 0 else None
