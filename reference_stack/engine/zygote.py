@@ -11,6 +11,7 @@ that its processes may be forked, so vLLM is pinned and a client can always star
 """
 
 import argparse
+import ctypes
 import importlib
 import json
 import multiprocessing
@@ -47,6 +48,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 REQUEST_BYTES = 65_536
 REQUEST_LIMIT_S = 5.0
 
@@ -164,6 +166,8 @@ def run_server(arguments: list[str]) -> None:
     fork = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda method=None: fork  # type: ignore[assignment]  # an overload for each method
     os.register_at_fork(after_in_child=drop_listeners)
+    os.register_at_fork(after_in_child=die_with_parent)
+    die_with_parent()
     sys.argv = ["vllm", *arguments]
     sys.modules[SERVER].main()
 
@@ -182,6 +186,11 @@ def drop_listeners() -> None:
                 continue
             if internet:
                 os.dup2(nothing.fileno(), descriptor)  # not closed: a Python object still owns the number
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that forked it ends: nobody else knows of it then."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,219 @@
+"""Real vLLM as the local stack runs it: from the zygote or plainly, and wholly gone when it should be."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import pytest
+
+from reference_stack.engine.vllm_replica import PYTHON
+
+pytestmark = pytest.mark.vllm
+
+REPOSITORY = Path(__file__).parents[2]
+START_LIMIT_S = 240.0
+END_LIMIT_S = 30.0
+
+
+class Replica:
+    """A running `vllm_replica` with its port and its log."""
+
+    def __init__(self, directory: Path, zygote: Path, **how: Any) -> None:
+        self.port = free_port()
+        self.log = directory / f"{self.port}.log"
+        command = [
+            *(sys.executable, "-m", "reference_stack.engine.vllm_replica", "--port", str(self.port), "--model", "tiny"),
+            *("--model-dir", ".cache/tiny", "--max-model-len", "2304", "--zygote", str(zygote)),
+        ]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT, **how)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def ready(self) -> "Replica":
+        wait_for(lambda: self.process.poll() is not None or self.healthy(), START_LIMIT_S, self.log)
+        assert self.process.poll() is None, self.log.read_text()
+        return self
+
+    def says(self, words: str) -> bool:
+        return words in self.log.read_text()
+
+    def alive(self) -> list[psutil.Process]:
+        """The processes of the replica's group that run; the dead whom nobody has reaped yet do not count."""
+        return [process for process in psutil.process_iter() if in_group(process, self.process.pid)]
+
+    def server(self) -> psutil.Process:
+        """The process that users talk to: the one whose child is the engine's core."""
+        return next(p for p in self.alive() if any("EngineCore" in child.name() for child in p.children()))
+
+    def gone(self) -> bool:
+        return self.process.poll() is not None and not self.alive() and refuses(self.port)
+
+    def complete(self, **body: Any) -> IO[bytes]:
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions",
+            json.dumps({"model": "tiny", "prompt": "the river", "max_tokens": 8} | body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        answer: IO[bytes] = urllib.request.urlopen(request, timeout=60)
+        return answer
+
+
+def in_group(process: psutil.Process, group: int) -> bool:
+    try:
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
+
+
+def refuses(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) != 0
+
+
+def free_port() -> int:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        return int(holder.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float, log: Path) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {limit_s} s:\n{log.read_text()}"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Replica]]:
+    """Starts replicas (by default from one zygote) and ends all of them."""
+    directory = tmp_path_factory.mktemp("vllm")
+    with ExitStack() as running:
+
+        def end(process: subprocess.Popen[bytes]) -> None:
+            process.kill()
+            process.wait()
+
+        def replica(zygote: Path = directory / "zygote.sock", **how: Any) -> Replica:
+            started = Replica(directory, zygote, **how)
+            running.callback(end, started.process)
+            return started
+
+        with (directory / "zygote.log").open("wb") as log:
+            command = [PYTHON, "-m", "reference_stack.engine.zygote", "--socket", directory / "zygote.sock"]
+            zygote = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT)
+        running.callback(end, zygote)
+        yield replica
+
+
+@pytest.fixture(scope="module")
+def replica(start: Callable[..., Replica]) -> Replica:
+    return start().ready()
+
+
+def test_a_replica_comes_from_the_zygote(replica: Replica) -> None:
+    """The zygote's replica needs no plain start, and its group holds its server and its engine's core."""
+    assert not replica.says("plain start")
+    assert replica.server().pid in {process.pid for process in replica.alive()}
+
+
+def test_it_answers_as_long_as_it_is_asked(replica: Replica) -> None:
+    """A completion has the asked number of tokens, in text that is whole."""
+    answer = json.load(replica.complete(max_tokens=40))
+    assert answer["usage"]["completion_tokens"] == 40
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert "\ufffd" not in answer["choices"][0]["text"]
+
+
+def test_it_streams_token_by_token(replica: Replica) -> None:
+    """A stream has one event of visible text for each token, and ends with [DONE]."""
+    lines = [line for line in replica.complete(stream=True).read().decode().splitlines() if line]
+    assert lines[-1] == "data: [DONE]"
+    texts = [json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines[:-1]]
+    assert len(texts) == 8
+    assert all(text.strip() for text in texts)
+
+
+@pytest.mark.parametrize("prompt", ["a", "river " * 5, "river " * 1500])
+def test_no_length_of_prompt_kills_it(replica: Replica, prompt: str) -> None:
+    """The shortest prompt and a long one are answered by the same processes."""
+    before = {process.pid for process in replica.alive()}
+    assert json.load(replica.complete(prompt=prompt))["usage"]["completion_tokens"] == 8
+    assert {process.pid for process in replica.alive()} == before
+
+
+def test_sigkill_of_the_replica_leaves_nothing_and_it_starts_again(start: Callable[..., Replica]) -> None:
+    """After SIGKILL no process of the group runs and the port refuses; the zygote has another replica to give."""
+    first = start().ready()
+    first.process.kill()
+    wait_for(first.gone, END_LIMIT_S, first.log)
+    assert start().ready().complete().status == 200  # type: ignore[attr-defined]
+
+
+def test_sigkill_of_a_frozen_group_leaves_nothing(start: Callable[..., Replica]) -> None:
+    """A replica that is stopped dies with its parent all the same."""
+    frozen = start().ready()
+    os.killpg(frozen.process.pid, signal.SIGSTOP)
+    frozen.process.kill()
+    wait_for(frozen.gone, END_LIMIT_S, frozen.log)
+
+
+def test_the_death_of_the_server_ends_the_replica(start: Callable[..., Replica]) -> None:
+    """When vLLM's server is killed, its status is passed on and its engine does not outlive it."""
+    replica = start().ready()
+    replica.server().kill()
+    wait_for(replica.gone, END_LIMIT_S, replica.log)
+    assert replica.process.returncode == 128 + signal.SIGKILL
+
+
+def test_sigterm_stops_it_in_order(start: Callable[..., Replica]) -> None:
+    """SIGTERM reaches vLLM, which shuts down by itself with status 0."""
+    replica = start().ready()
+    wait_for(lambda: replica.process.poll() is not None or catches_sigterm(replica.process.pid), 10, replica.log)
+    replica.process.terminate()
+    wait_for(replica.gone, END_LIMIT_S, replica.log)
+    assert replica.process.returncode == 0
+    assert replica.says("Application shutdown complete")
+
+
+def catches_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) & 1 << signal.SIGTERM - 1)
+
+
+def test_without_a_zygote_it_starts_plainly(start: Callable[..., Replica], tmp_path: Path) -> None:
+    """No zygote at the socket: the log says so, vLLM starts plainly, serves, and dies whole."""
+    replica = start(zygote=tmp_path / "nobody.sock").ready()
+    assert replica.says("plain start, because there is no zygote")
+    assert replica.complete().status == 200  # type: ignore[attr-defined]
+    replica.process.kill()
+    wait_for(replica.gone, END_LIMIT_S, replica.log)
+
+
+def test_a_zygote_of_another_session_is_not_used(start: Callable[..., Replica]) -> None:
+    """A replica that could not join the group is not taken: the log says that the start is plain."""
+    replica = start(start_new_session=True)
+    wait_for(lambda: replica.says("plain start, because the zygote refused"), END_LIMIT_S, replica.log)
+    replica.process.kill()
+    wait_for(replica.gone, END_LIMIT_S, replica.log)
