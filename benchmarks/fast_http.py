@@ -1,4 +1,4 @@
-"""Locust's own fast client, used as well as it can be: an open-loop greenlet for each arrival, `readline` on each stream.
+"""Locust's own fast client, used as well as it can be: a greenlet for each arrival of an open loop, and `readline`.
 
 A locustfile, run by `locust -f`; the load comes in BENCH_LOAD (JSON), the records go to claims.csv. Peer of goal 2:
 the same arrivals, the same requests, the client that a locust user would take.

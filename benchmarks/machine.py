@@ -1,8 +1,8 @@
 """The machine: who runs on which core, what CPU a process tree used, and who else used the cores meanwhile.
 
 A figure is only as good as the quiet it was taken in. `Meter` reads CPU of the client's whole tree and, over the same
-span, what the hypervisor stole and what strangers used of the two cores. It judges nothing: `goals.py` decides what noise excuses.
-Linux only, from /proc.
+span, what the hypervisor stole and what strangers used of the two cores. It judges nothing: `goals.py` decides what
+noise excuses. Linux only, from /proc.
 """
 
 import os
@@ -23,8 +23,8 @@ _REALTIME_PRIORITY = 10
 class Usage:
     """What happened on the machine in a span of `wall_s`.
 
-    `cpu_s` is user + system time of the client's tree; `stolen_s` the hypervisor's steal and `foreign_s` what others ran,
-    both on the two cores; `run_delay_s` is how long the client's threads were ready and not running.
+    `cpu_s` is user + system time of the client's tree; `stolen_s` the hypervisor's steal and `foreign_s` what others
+    ran, both on the two cores; `run_delay_s` is how long the client's threads were ready and not running.
     """
 
     wall_s: float

@@ -1,7 +1,8 @@
 """The timed server as a process: built on demand, started, asked for its log, stopped.
 
 `timed_server.c` is the ruler; this is the hand that holds it. Whoever needs a server of exactly known timing (the
-benchmarks, the player's tests) starts one here. It never outlives its `life_s`, and refuses to start without a C compiler.
+benchmarks, the player's tests) starts one here. It never outlives its `life_s`, and
+refuses to start without a C compiler.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,19 +27,36 @@ TRUTH = np.dtype(
 )
 
 
+@dataclass(frozen=True)
+class Timing:
+    """When the server answers: streamed (`ttft_s`, then `chunks` `itl_s` apart), plain, and one freeze at most.
+
+    `stall_at_s` counts from the first request; None: it freezes only when told to.
+    """
+
+    ttft_s: float = 0.050
+    itl_s: float = 0.010
+    chunks: int = 32
+    plain_s: float = 0.050
+    stall_at_s: float | None = None
+    stall_s: float = 2.0
+
+
 class TimedServer:
-    """A running timed server, as a context manager. `timing` are its flags: ttft_ms, itl_ms, chunks, plain_ms, stall_at_s, stall_s.
+    """A running timed server, as a context manager; `core` pins it, `port` 0 takes a free one.
 
     Raises RuntimeError when it cannot be built or does not answer within five seconds.
     """
 
-    def __init__(self, port: int = 0, *, core: int | None = None, life_s: float = 600, **timing: float) -> None:
+    def __init__(
+        self, timing: Timing = Timing(), *, port: int = 0, core: int | None = None, life_s: float = 600
+    ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        flags = {"port": self.port, "life_s": life_s, **timing}
         command = [str(built())]
-        for name, value in flags.items():
-            command += [f"--{name.replace('_', '-')}", str(value)]
+        for name, value in {"port": self.port, "life_s": life_s, **asdict(timing)}.items():
+            if value is not None:
+                command += [f"--{name.replace('_', '-')}", str(value)]
         pinned = ["taskset", "-c", str(core)] if core is not None else []
         self.process = subprocess.Popen([*pinned, *command])
         try:

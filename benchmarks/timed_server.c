@@ -7,10 +7,10 @@
 // One thread: epoll for sockets, a heap of due moments, and a wait with nanosecond timeout between the two.
 //
 //   --port N        listen on 127.0.0.1:N
-//   --ttft-ms X     request read to first chunk            (default 50)
-//   --itl-ms X      chunk to chunk                         (default 10)
+//   --ttft-s X      request read to first chunk            (default 0.05)
+//   --itl-s X       chunk to chunk                         (default 0.01)
 //   --chunks N      content chunks of a streamed answer    (default 32)
-//   --plain-ms X    request read to plain answer           (default 50)
+//   --plain-s X     request read to plain answer           (default 0.05)
 //   --stall-at-s X  freeze once, X after the first request (default: never); SIGUSR1 freezes at once
 //   --stall-s X     how long a freeze lasts                (default 2)
 //   --life-s X      leave after X, whatever happens        (default 600)
@@ -394,9 +394,9 @@ static void read_flags(int argc, char **argv) {
         double value = atof(argv[i + 1]);
         if (!strcmp(argv[i], "--port")) flags.port = (int)value;
         else if (!strcmp(argv[i], "--chunks")) flags.chunks = value < 1 ? 1 : (int)value;
-        else if (!strcmp(argv[i], "--ttft-ms")) flags.ttft_ns = (int64_t)(value * 1e6);
-        else if (!strcmp(argv[i], "--itl-ms")) flags.itl_ns = (int64_t)(value * 1e6);
-        else if (!strcmp(argv[i], "--plain-ms")) flags.plain_ns = (int64_t)(value * 1e6);
+        else if (!strcmp(argv[i], "--ttft-s")) flags.ttft_ns = (int64_t)(value * 1e9);
+        else if (!strcmp(argv[i], "--itl-s")) flags.itl_ns = (int64_t)(value * 1e9);
+        else if (!strcmp(argv[i], "--plain-s")) flags.plain_ns = (int64_t)(value * 1e9);
         else if (!strcmp(argv[i], "--stall-at-s")) flags.stall_at_ns = (int64_t)(value * 1e9);
         else if (!strcmp(argv[i], "--stall-s")) flags.stall_ns = (int64_t)(value * 1e9);
         else if (!strcmp(argv[i], "--life-s")) flags.life_ns = (int64_t)(value * 1e9);
