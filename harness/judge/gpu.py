@@ -1,0 +1,170 @@
+"""The GPU memory gate: every raw sample of every GPU stays below a limit, and the samples are enough to say so.
+
+The ratio is `1 - free / total`, which counts what the driver reserves as used. Its evidence comes first: as many GPUs
+as the watcher announced, samples through the whole window, no hole, no `nan`, no zero while requests are served,
+no series that is frozen. Short of that the finding is INVALID, whatever the samples that did come say. A maximum of
+samples is a lower bound of the peak, and says how long a peak it can miss.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from harness.judge.counts import percent, seconds
+from harness.model import Finding, Judgement, Outcome, Window
+from harness.timeline import Timeline
+from harness.units import Share, spec
+
+FORMULA = "1 - free / total"
+LONGEST_HOLE = 2.5  # sampling intervals
+FROZEN_SAMPLES = 30  # memory alone may well be flat: vLLM takes it at start. Utilisation that never moves is not
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One GPU's samples inside a window; `used` is the ratio."""
+
+    gpu: str
+    at_s: np.ndarray
+    free: np.ndarray
+    total: np.ndarray
+    utilisation: np.ndarray
+
+    @property
+    def used(self) -> np.ndarray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(1 - self.free / self.total)
+
+    def hole_s(self, window: Window) -> float:
+        """The longest time without a sample, the window's edges included."""
+        return float(np.diff(np.concatenate([[window.start_s], self.at_s, [window.end_s]])).max())
+
+    def coverage(self, window: Window, interval_s: float) -> float:
+        expected = max(1, math.floor((window.end_s - window.start_s) / interval_s))
+        return min(1.0, len(self.at_s) / expected)
+
+
+@spec
+class GpuMemory:
+    """Device memory in use stays below a share of the card, at every sample of every GPU."""
+
+    below: Share
+    stat: Literal["max"] = "max"
+    coverage: Share = 0.95
+    window: str = "steady"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return ()
+
+    def refusal(self, configured: float) -> str:
+        """Why this gate cannot hold on an engine that takes `configured` of each GPU at start; empty when it can."""
+        if configured < self.below:
+            return ""
+        return (
+            f"gpu_memory cannot stay below {percent(self.below)}: the engine takes {percent(configured)} of each GPU at "
+            f"its start (gpu_memory_utilization); start it with {percent(max(0.0, self.below - 0.03))} or less"
+        )
+
+    def seen(self, timeline: Timeline, window: Window) -> Finding:
+        limit = f"< {percent(self.below)}"
+        announced = [event.detail for event in timeline.events if event.kind == "watching" and event.name == "gpu"]
+        if not announced:
+            return Finding("", Judgement.INVALID, "nothing watched the GPUs", limit=limit)
+        series = gpus(timeline, window)
+        figures = _figures(series, announced[-1], window)
+        trouble = self._trouble(timeline, series, announced[-1], window)
+        if trouble:
+            return Finding("", Judgement.INVALID, trouble, limit=limit, figures=figures)
+        measured = figures["measured"]
+        told = f"{figures['per']} reached {percent(round(measured, 4))} of its memory at {figures['at_s']:.0f} s"
+        judgement = Judgement.PASS if measured < self.below else Judgement.FAIL
+        return Finding("", judgement, f"{told}; the limit is {percent(self.below)}", limit=limit, figures=figures)
+
+    def _trouble(self, timeline: Timeline, series: list[Series], watching: Any, window: Window) -> str:
+        """The first reason, if any, for which these samples decide nothing."""
+        expected, interval_s = int(watching["series"]), float(watching["interval_s"])
+        if not expected:
+            return f"the target has GPUs but {watching.get('source', 'its source')} gave no series of them"
+        if len(series) != expected:
+            return f"samples of {len(series)} GPUs in this window; {expected} were announced at the start"
+        for one in series:
+            if math.isnan(float(one.used.sum())):
+                return f"{one.gpu}: {int(np.isnan(one.used).sum())} of {len(one.used)} samples are not numbers"
+            if (one.total <= 0).any() or (one.free >= one.total).any():
+                return f"{one.gpu}: memory in use reads 0 while the engine is up: the exporter has no data"
+            if (hole_s := one.hole_s(window)) > LONGEST_HOLE * interval_s:
+                return f"{one.gpu}: no sample for {seconds(hole_s)}; one every {seconds(interval_s)} was expected"
+            if (coverage := one.coverage(window, interval_s)) < self.coverage:
+                return f"{one.gpu}: {percent(round(coverage, 3))} of the expected samples are there"
+            if _frozen(one) and _served(timeline, window) >= FROZEN_SAMPLES:
+                return f"{one.gpu}: memory and utilisation did not change in {len(one.used)} samples under load: frozen"
+        return ""
+
+
+def gpus(timeline: Timeline, window: Window) -> list[Series]:
+    """The GPUs that have samples in the window, by name. Free and total count together, at one moment, or not at all."""
+    totals, busy = timeline.series("gpu.total_bytes"), timeline.series("gpu.utilisation")
+    found = []
+    nothing = (np.zeros(0), np.zeros(0))
+    for labels, (free_s, free) in timeline.series("gpu.free_bytes").items():
+        total_s, total = totals.get(labels, nothing)
+        both_s, of_free, of_total = np.intersect1d(free_s, total_s, return_indices=True)
+        inside = (both_s >= window.start_s) & (both_s < window.end_s)
+        busy_s, busy_share = busy.get(labels, nothing)
+        if inside.any():
+            found.append(
+                Series(
+                    gpu=dict(labels).get("gpu", "GPU"),
+                    at_s=both_s[inside],
+                    free=free[of_free][inside],
+                    total=total[of_total][inside],
+                    utilisation=busy_share[(busy_s >= window.start_s) & (busy_s < window.end_s)],
+                )
+            )
+    return found
+
+
+def _frozen(one: Series) -> bool:
+    if min(len(one.used), len(one.utilisation)) < FROZEN_SAMPLES or one.utilisation[0] >= 1:
+        return False
+    return bool((one.free == one.free[0]).all() and (one.utilisation == one.utilisation[0]).all())
+
+
+def _served(timeline: Timeline, window: Window) -> int:
+    return int((timeline.within(window) & (timeline.observations["outcome"] == Outcome.OK)).sum())
+
+
+def _figures(series: list[Series], watching: Any, window: Window) -> dict[str, Any]:
+    interval_s = float(watching["interval_s"])
+    by_gpu = {
+        one.gpu: {
+            "max": float(one.used.max()),
+            "samples": len(one.used),
+            "coverage": one.coverage(window, interval_s),
+            "gap_max_s": one.hole_s(window),
+        }
+        for one in series
+    }
+    figures: dict[str, Any] = {
+        "formula": FORMULA,
+        "expected": int(watching["series"]),
+        "source": watching.get("source", ""),
+        "interval_s": interval_s,
+        "simulated": bool(watching.get("simulated", False)),
+        "by_gpu": by_gpu,
+    }
+    if not series:
+        return figures
+    highest = max(series, key=lambda one: float(np.nan_to_num(one.used, nan=-math.inf).max()))
+    return {
+        "measured": float(highest.used.max()),
+        "per": highest.gpu,
+        "at_s": float(highest.at_s[int(np.argmax(highest.used))]),
+        "samples": sum(len(one.used) for one in series),
+        "coverage": min(entry["coverage"] for entry in by_gpu.values()),
+        "gap_max_s": max(entry["gap_max_s"] for entry in by_gpu.values()),
+        **figures,
+    }
