@@ -50,7 +50,7 @@ class Latency(LatencyLimit):
         mask = measures.good_requests(timeline, window, self.classes)
         population = measures.latencies(timeline, mask, self.of, self.below_s)
         units = "gaps" if self.of == "itl" else "due requests"
-        finding = count(population, window, self.quantile, self.confidence, units, "slow or failed")
+        finding = count(population, window, self.quantile, self.confidence, units=units, fault="slow or failed")
         if not population.n:
             return finding
         measured = statistics.nearest_rank(population.values_s, self.quantile)
@@ -92,7 +92,7 @@ class Success(Scope):
 
     def seen(self, timeline: Timeline, window: Window) -> Finding:
         population = measures.successes(timeline, measures.good_requests(timeline, window, self.classes))
-        finding = count(population, window, self.at_least, self.confidence, "good requests", "not served")
+        finding = count(population, window, self.at_least, self.confidence, units="good requests", fault="not served")
         return _of_share(finding, population, f">= {percent(self.at_least)}")
 
 
@@ -118,7 +118,9 @@ class Goodput(Scope):
     def seen(self, timeline: Timeline, window: Window) -> Finding:
         mask = measures.good_requests(timeline, window, self.classes)
         population = measures.within_limits(timeline, mask, self.limits)
-        finding = count(population, window, self.at_least, self.confidence, "good requests", "over a limit or failed")
+        finding = count(
+            population, window, self.at_least, self.confidence, units="good requests", fault="over a limit or failed"
+        )
         limits = ", ".join(f"{of} < {seconds(limit_s)}" for of, limit_s in self.limits.items())
         return _of_share(finding, population, f">= {percent(self.at_least)} with {limits}")
 
@@ -130,14 +132,16 @@ def _of_share(finding: Finding, population: Population, limit: str) -> Finding:
 
 
 def count(
-    population: Population, window: Window, quantile: float, confidence: float, units: str, fault: str
+    population: Population, window: Window, quantile: float, confidence: float, *, units: str, fault: str
 ) -> Finding:
     """Hold a population against "at least this share is not bad". `units` and `fault` are the words to say it in."""
     tolerated = float(1 - statistics.exact(quantile))
     sample = Sample.clustered(population.due_s, population.bad, window.start_s)
     n, bad, unknown = sample.n, sample.bad, int(population.unknown.sum())
     if not n:
-        return Finding("", Judgement.INVALID, f"there were no {units} to judge in this window", figures={"n": 0, "bad": 0})
+        return Finding(
+            "", Judgement.INVALID, f"there were no {units} to judge in this window", figures={"n": 0, "bad": 0}
+        )
     permitted = statistics.allowed(n, quantile)
     figures: dict[str, Any] = {
         "n": n,

@@ -47,7 +47,7 @@ class Gate:
         complaint = unknown_names(self.spec, good_classes(timeline), timeline.windows)
         if complaint:
             return Finding(self.id, Judgement.INVALID, complaint, window=self.spec.window, line=self.line)
-        finding = self.spec.seen(timeline, timeline.windows[self.spec.window])
+        finding: Finding = self.spec.seen(timeline, timeline.windows[self.spec.window])
         return replace(finding, gate=self.id, line=self.line, window=self.spec.window)
 
 

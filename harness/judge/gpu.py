@@ -7,6 +7,7 @@ samples is a lower bound of the peak, and says how long a peak it can miss.
 """
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,8 +65,8 @@ class GpuMemory:
         if configured < self.below:
             return ""
         return (
-            f"gpu_memory cannot stay below {percent(self.below)}: the engine takes {percent(configured)} of each GPU at "
-            f"its start (gpu_memory_utilization); start it with {percent(max(0.0, self.below - 0.03))} or less"
+            f"gpu_memory cannot stay below {percent(self.below)}: the engine takes {percent(configured)} of each GPU "
+            f"at its start (gpu_memory_utilization); start it with {percent(max(0.0, self.below - 0.03))} or less"
         )
 
     def seen(self, timeline: Timeline, window: Window) -> Finding:
@@ -75,37 +76,37 @@ class GpuMemory:
             return Finding("", Judgement.INVALID, "nothing watched the GPUs", limit=limit)
         series = gpus(timeline, window)
         figures = _figures(series, announced[-1], window)
-        trouble = self._trouble(timeline, series, announced[-1], window)
-        if trouble:
+        if trouble := next(self._troubles(timeline, series, announced[-1], window), ""):
             return Finding("", Judgement.INVALID, trouble, limit=limit, figures=figures)
         measured = figures["measured"]
         told = f"{figures['per']} reached {percent(round(measured, 4))} of its memory at {figures['at_s']:.0f} s"
         judgement = Judgement.PASS if measured < self.below else Judgement.FAIL
         return Finding("", judgement, f"{told}; the limit is {percent(self.below)}", limit=limit, figures=figures)
 
-    def _trouble(self, timeline: Timeline, series: list[Series], watching: Any, window: Window) -> str:
-        """The first reason, if any, for which these samples decide nothing."""
+    def _troubles(
+        self, timeline: Timeline, series: list[Series], watching: Mapping[str, Any], window: Window
+    ) -> Iterator[str]:
+        """The reasons for which these samples decide nothing."""
         expected, interval_s = int(watching["series"]), float(watching["interval_s"])
         if not expected:
-            return f"the target has GPUs but {watching.get('source', 'its source')} gave no series of them"
+            yield f"the target has GPUs but {watching.get('source', 'its source')} gave no series of them"
         if len(series) != expected:
-            return f"samples of {len(series)} GPUs in this window; {expected} were announced at the start"
+            yield f"samples of {len(series)} GPUs in this window; {expected} were announced at the start"
         for one in series:
             if math.isnan(float(one.used.sum())):
-                return f"{one.gpu}: {int(np.isnan(one.used).sum())} of {len(one.used)} samples are not numbers"
+                yield f"{one.gpu}: {int(np.isnan(one.used).sum())} of {len(one.used)} samples are not numbers"
             if (one.total <= 0).any() or (one.free >= one.total).any():
-                return f"{one.gpu}: memory in use reads 0 while the engine is up: the exporter has no data"
+                yield f"{one.gpu}: memory in use reads 0 while the engine is up: the exporter has no data"
             if (hole_s := one.hole_s(window)) > LONGEST_HOLE * interval_s:
-                return f"{one.gpu}: no sample for {seconds(hole_s)}; one every {seconds(interval_s)} was expected"
+                yield f"{one.gpu}: no sample for {seconds(hole_s)}; one every {seconds(interval_s)} was expected"
             if (coverage := one.coverage(window, interval_s)) < self.coverage:
-                return f"{one.gpu}: {percent(round(coverage, 3))} of the expected samples are there"
+                yield f"{one.gpu}: {percent(round(coverage, 3))} of the expected samples are there"
             if _frozen(one) and _served(timeline, window) >= FROZEN_SAMPLES:
-                return f"{one.gpu}: memory and utilisation did not change in {len(one.used)} samples under load: frozen"
-        return ""
+                yield f"{one.gpu}: memory and utilisation did not change in {len(one.used)} samples under load: frozen"
 
 
 def gpus(timeline: Timeline, window: Window) -> list[Series]:
-    """The GPUs that have samples in the window, by name. Free and total count together, at one moment, or not at all."""
+    """The GPUs that have samples in the window, by name. Free and total count together, at one moment, or not."""
     totals, busy = timeline.series("gpu.total_bytes"), timeline.series("gpu.utilisation")
     found = []
     nothing = (np.zeros(0), np.zeros(0))
@@ -137,7 +138,7 @@ def _served(timeline: Timeline, window: Window) -> int:
     return int((timeline.within(window) & (timeline.observations["outcome"] == Outcome.OK)).sum())
 
 
-def _figures(series: list[Series], watching: Any, window: Window) -> dict[str, Any]:
+def _figures(series: list[Series], watching: Mapping[str, Any], window: Window) -> dict[str, Any]:
     interval_s = float(watching["interval_s"])
     by_gpu = {
         one.gpu: {

@@ -37,7 +37,7 @@ def good_requests(timeline: Timeline, window: Window, classes: Sequence[str] = (
 
     Not among them: a request that was answered by a refusal its plan calls right. It is judged where refusals are.
     """
-    mask = timeline.within(window) & timeline.good & ~_ended(timeline, Outcome.REJECTED_AS_EXPECTED)
+    mask: np.ndarray = timeline.within(window) & timeline.good & ~_ended(timeline, Outcome.REJECTED_AS_EXPECTED)
     if classes:
         named = [code for code, name in enumerate(timeline.classes) if name in classes]
         mask &= np.isin(timeline.class_code, named)
@@ -45,7 +45,7 @@ def good_requests(timeline: Timeline, window: Window, classes: Sequence[str] = (
 
 
 def hung_up_as_planned(timeline: Timeline) -> np.ndarray:
-    return timeline.gives_up & _ended(timeline, Outcome.CANCELLED_BY_US)
+    return np.asarray(timeline.gives_up & _ended(timeline, Outcome.CANCELLED_BY_US))
 
 
 def latencies(timeline: Timeline, mask: np.ndarray, of: Of, below_s: float) -> Population:
@@ -203,4 +203,4 @@ def _ended(timeline: Timeline, how: Outcome) -> np.ndarray:
 def _unended(timeline: Timeline) -> np.ndarray:
     """Open at the end of the run, or cancelled by us without a plan to: the answer might still have been good."""
     cancelled = _ended(timeline, Outcome.CANCELLED_BY_US) & ~timeline.gives_up
-    return _ended(timeline, Outcome.OPEN) | cancelled
+    return np.asarray(_ended(timeline, Outcome.OPEN) | cancelled)

@@ -1,0 +1,213 @@
+"""Whether the harness may be believed: its own health in the judged windows, before any gate of the user.
+
+A load generator that was late, starved or incomplete measured itself. Each finding here is PASS or INVALID, and one
+INVALID makes the run INVALID, whatever else was seen: a slow client makes a stack look slow, and a dead one makes it
+look fast. What cannot be shown to be healthy, because its readings are missing, is not believed either.
+
+Starvation is judged by its effect. On a shared machine a player often waits a moment for a core, and its times stay
+true: they start from the plan and end at the kernel's receive stamps. So a wait for cores (run-queue delay, steal) of
+up to a tenth of the time is fine; up to half is believed only while neither lag comes near its limit; more never is.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from harness.judge import measures, statistics
+from harness.judge.counts import percent, seconds
+from harness.model import Finding, Judgement, Outcome, Window
+from harness.timeline import Timeline
+
+NEVER_SENT = 0.01
+LAG_S, LAG_OF_LIMIT = 0.050, 0.05
+LEAST_RATE = 0.95
+CPU = 0.90
+WAITING, WAITING_WITHOUT_EFFECT = 0.10, 0.50
+NEAR = 0.2  # of the lag's limit
+LITTLE, LITTLE_FROM = 0.20, 5.0
+READINGS = 0.80  # of one a second and worker
+
+
+def believe(timeline: Timeline, windows: Sequence[Window], tightest_s: float | None) -> tuple[Finding, ...]:
+    """What the harness says of itself, worst matters first.
+
+    `windows` are the ones that gates are judged in; `tightest_s` is their smallest limit counted from due.
+    """
+    lag_limit_s = max(LAG_S, LAG_OF_LIMIT * (tightest_s or 0.0))
+    due = np.logical_or.reduce([timeline.within(window) for window in windows])
+    send_lag = _lag("send_lag", send_lag_s(timeline, due), lag_limit_s, "requests were sent late")
+    receive_lag = _lag("receive_lag", receive_lag_s(timeline, due), lag_limit_s, "answers were read late")
+    near = max(float(lag.figures.get("measured_s", math.inf)) for lag in (send_lag, receive_lag)) > NEAR * lag_limit_s
+    return (
+        _records(timeline),
+        _finished(timeline),
+        _never_sent(timeline, due),
+        send_lag,
+        receive_lag,
+        _rate(timeline, windows, lag_limit_s),
+        _cpu(timeline, windows),
+        _waiting(timeline, windows, "run_delay", "player.run_delay_share", near),
+        _waiting(timeline, windows, "steal", "player.steal_share", near),
+        _little(timeline, windows),
+    )
+
+
+def send_lag_s(timeline: Timeline, mask: np.ndarray) -> np.ndarray:
+    lag_s = (timeline.observations["sent_s"] - timeline.due_s)[mask]
+    return np.asarray(lag_s[~np.isnan(lag_s)])
+
+
+def receive_lag_s(timeline: Timeline, mask: np.ndarray) -> np.ndarray:
+    """The longest time each answer's bytes lay unread; of requests that have an answer."""
+    answered = mask & ~np.isnan(timeline.observations["first_byte_s"])
+    return np.asarray(timeline.observations["receive_lag_s"][answered], dtype=np.float64)
+
+
+def _finding(gate: str, held: bool, why: str, limit: str, figures: Mapping[str, Any]) -> Finding:
+    return Finding(gate, Judgement.PASS if held else Judgement.INVALID, why, limit=limit, figures=figures)
+
+
+def _records(timeline: Timeline) -> Finding:
+    """Every due request has one whole and sensible observation, and every file could be read."""
+    missing = int((~timeline.seen).sum())
+    seen = timeline.observations
+    ok = seen["outcome"] == Outcome.OK
+    in_order = (seen["sent_s"] >= timeline.due_s - 0.001) & (seen["ended_s"] >= seen["sent_s"])
+    senseless = int((ok & ~in_order).sum())
+    figures = {"n": len(timeline.due_s), "missing": missing, "senseless": senseless, "damage": list(timeline.damage)}
+    why = f"all {len(timeline.due_s):,} planned requests are accounted for"
+    if timeline.damage:
+        more = f" (and {len(timeline.damage) - 1} more)" if len(timeline.damage) > 1 else ""
+        why = f"the record is damaged: {timeline.damage[0]}{more}"
+    elif missing:
+        why = f"{missing:,} of {len(timeline.due_s):,} planned requests have no observation"
+    elif senseless:
+        why = f"{senseless:,} answers have no end, or times out of order"
+    return _finding("records", not (timeline.damage or missing or senseless), why, "complete", figures)
+
+
+def _finished(timeline: Timeline) -> Finding:
+    """The plan was played to its end by processes that all ended well."""
+    events = timeline.events
+    failed = {event.name: event.detail.get("code") for event in events if event.kind == "exited"}
+    failed = {name: code for name, code in failed.items() if code != 0}
+    stops = [event for event in events if event.kind == "stopped" and event.name != "watch"]
+    why = "the plan was played to its end"
+    if interrupted(timeline):
+        why = "the run was interrupted"
+    elif failed:
+        why = "; ".join(f"{name} ended with code {code}" for name, code in sorted(failed.items()))
+    elif not stops:
+        why = "the player never said that it was done"
+    elif any(event.detail.get("why") != "finished" for event in stops):
+        why = "the player was stopped before its plan was done"
+    else:
+        return _finding("finished", True, why, "by itself", {})
+    return _finding("finished", False, why, "by itself", {"exited": failed})
+
+
+def interrupted(timeline: Timeline) -> bool:
+    return any(event.kind == "interrupted" for event in timeline.events)
+
+
+def _never_sent(timeline: Timeline, due: np.ndarray) -> Finding:
+    unsent = np.isnan(timeline.observations["sent_s"]) & (timeline.observations["outcome"] == Outcome.OPEN)
+    n, dropped = int(due.sum()), int((due & unsent).sum())
+    share = dropped / n if n else math.nan
+    why = f"{dropped:,} of {n:,} due requests were never sent" if n else "no request was due in any judged window"
+    return _finding("never_sent", share <= NEVER_SENT, why, f"<= {percent(NEVER_SENT)}", {"n": n, "bad": dropped})
+
+
+def _lag(gate: str, lag_s: np.ndarray, limit_s: float, words: str) -> Finding:
+    limit = f"p99 <= {seconds(limit_s)}"
+    if not len(lag_s):
+        return _finding(gate, False, f"no request shows whether {words}", limit, {"n": 0})
+    p50, p99 = (statistics.nearest_rank(lag_s, quantile) for quantile in (0.5, 0.99))
+    why = f"99 % within {seconds(max(p99, 0))}" if p99 <= limit_s else f"{words}: p99 is {seconds(p99)}"
+    figures = {"measured_s": p99, "p50_s": p50, "max_s": float(lag_s.max()), "n": len(lag_s)}
+    return _finding(gate, p99 <= limit_s, why, limit, figures)
+
+
+def _rate(timeline: Timeline, windows: Sequence[Window], slack_s: float) -> Finding:
+    """Of the requests due in a window, those sent before it closed: a generator that falls behind sends them later."""
+    planned = sent = 0
+    for window in windows:
+        due = timeline.within(window)
+        planned += int(due.sum())
+        sent += int((timeline.observations["sent_s"][due] < window.end_s + slack_s).sum())
+    lasts_s = sum(window.end_s - window.start_s for window in windows)
+    share = sent / planned if planned else math.nan
+    why = f"{sent / lasts_s:.4g} of {planned / lasts_s:.4g} planned requests/s were sent in time"
+    figures = {"measured": share, "sent": sent, "planned": planned}
+    return _finding("achieved_rate", share >= LEAST_RATE, why, f">= {percent(LEAST_RATE)} of planned", figures)
+
+
+def _cpu(timeline: Timeline, windows: Sequence[Window]) -> Finding:
+    limit = f"p95 <= {percent(CPU)} of a core"
+    measured, trouble = _worst_worker(
+        timeline, "player.cpu_share", windows, lambda values: statistics.nearest_rank(values, 0.95)
+    )
+    why = trouble or f"the busiest player used {percent(round(measured, 3))} of a core"
+    return _finding("player_cpu", measured <= CPU, why, limit, {"measured": measured})
+
+
+def _waiting(timeline: Timeline, windows: Sequence[Window], gate: str, reading: str, near: bool) -> Finding:
+    """A wait for cores: fine while short; while longer, only if it left no trace in the lags."""
+    bearable = WAITING if near else WAITING_WITHOUT_EFFECT
+    measured, trouble = _worst_worker(timeline, reading, windows, lambda values: float(values.mean()))
+    why = trouble or f"{percent(round(measured, 3))} of the time was spent waiting for a core"
+    if not trouble and WAITING < measured <= bearable:
+        why += ", without effect on what was measured"
+    return _finding(gate, measured <= bearable, why, f"<= {percent(bearable)}", {"measured": measured})
+
+
+def _worst_worker(
+    timeline: Timeline, reading: str, windows: Sequence[Window], reduce: Callable[[np.ndarray], float]
+) -> tuple[float, str]:
+    """The highest figure of any worker; `nan` and a sentence when a worker's readings do not cover the windows."""
+    series = timeline.series(reading)
+    workers = np.unique(timeline.observations["worker"][timeline.seen])
+    if not series or len(series) < len(workers):
+        return math.nan, f"{len(series)} of {max(len(workers), 1)} players gave readings of {reading}"
+    expected = sum(math.floor(window.end_s - window.start_s) for window in windows)
+    figures = []
+    for moments_s, values in series.values():
+        inside = np.logical_or.reduce([(moments_s >= w.start_s) & (moments_s < w.end_s) for w in windows])
+        if inside.sum() < READINGS * expected or not inside.any():
+            return math.nan, f"{int(inside.sum())} of {expected} expected readings of {reading} are there"
+        figures.append(reduce(values[inside]))
+    return max(figures), ""
+
+
+def _little(timeline: Timeline, windows: Sequence[Window]) -> Finding:
+    """Requests in flight, counted in two ways: from every record's times, and by the players as they went.
+
+    Little's law joins the two. Samples once a second scatter, so the tolerance grows by three of their standard errors.
+    """
+    residuals, figures = [], {}
+    for window in windows:
+        counted = measures.in_flight(timeline, window)
+        gauges = []
+        for moments_s, values in timeline.series("player.in_flight").values():
+            inside = (moments_s >= window.start_s) & (moments_s < window.end_s)
+            gauges.append(values[inside])
+        if not gauges or not all(len(gauge) for gauge in gauges):
+            why = f"no player said how many requests were in flight in {window.name}"
+            return _finding("in_flight", False, why, f"within {percent(LITTLE)}", {})
+        said = sum(float(gauge.mean()) for gauge in gauges)
+        error = 3 * math.sqrt(sum(float(gauge.var()) / len(gauge) for gauge in gauges))
+        excess = (
+            max(0.0, abs(counted - said) - error) / max(counted, said) if max(counted, said) >= LITTLE_FROM else 0.0
+        )
+        residuals.append(excess)
+        figures[window.name] = {"from_records": counted, "by_players": said}
+    worst = max(residuals)
+    why = "; ".join(
+        f"{name}: {found['from_records']:.3g} in flight by the records, {found['by_players']:.3g} by the players"
+        for name, found in figures.items()
+    )
+    return _finding(
+        "in_flight", worst <= LITTLE, why, f"within {percent(LITTLE)}", {"measured": worst, "windows": figures}
+    )

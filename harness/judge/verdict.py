@@ -1,0 +1,179 @@
+"""From a timeline and its gates to one verdict, and the verdict as bytes.
+
+The harness is believed first; then the worst finding decides: INVALID, FAIL, INCONCLUSIVE, PASS. Nothing judged is
+INVALID. The verdict is a function of its arguments alone: the same logs give the same bytes, which is what `verify`
+rests on. Figures are rounded in one place, `_plain`; provenance is not touched.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import orjson
+
+from harness.judge import belief
+from harness.judge.counts import Goodput, Latency, percent, seconds
+from harness.judge.gates import Gate
+from harness.judge.gpu import GpuMemory
+from harness.judge.tables import tables
+from harness.model import EXIT_CODE, EXIT_INTERRUPTED, SEVERITY, Finding, Judgement, Verdict, Window
+from harness.timeline import Timeline
+
+SCHEMA = 1
+DIGITS = 6
+BURSTY = 0.3  # correlation of neighbouring clusters from which their bound is too narrow
+
+
+def judge(
+    timeline: Timeline,
+    gates: Sequence[Gate],
+    gpu: str,
+    on_inconclusive: str,
+    provenance: Mapping[str, Any],
+) -> Verdict:
+    """Judge a run, finished or broken.
+
+    `gpu` is what the target says it has: under "none" memory gates are listed as not applicable, and judge nothing.
+    `on_inconclusive` is the scenario's policy: "fail" turns INCONCLUSIVE into FAIL, "warn" lets it exit 0 under its own
+    name; else it stays, with its own exit code.
+    """
+    idle = [gate for gate in gates if gpu == "none" and isinstance(gate.spec, GpuMemory)]
+    judged = [gate for gate in gates if gate not in idle]
+    windows = _windows(timeline, judged)
+    believed = belief.believe(timeline, windows, _tightest_s(judged))
+    findings = tuple(gate.finding(timeline) for gate in judged)
+    skipped = [{"gate": gate.id, "line": gate.line, "why": "the target has no GPU (gpu: none)"} for gate in idle]
+    notes = [f"{row['gate']} is not applicable: {row['why']}" for row in skipped]
+    verdict = Verdict(
+        *_decided(believed, findings),
+        believed=believed,
+        findings=findings,
+        tables={**tables(timeline, windows), "not_applicable": skipped},
+        notes=(*notes, *(note for finding in findings for note in _notes(finding))),
+        provenance=provenance,
+    )
+    if belief.interrupted(timeline):
+        return replace(verdict, verdict=Judgement.INVALID, exit_code=EXIT_INTERRUPTED, why="interrupted")
+    return _by_policy(verdict, on_inconclusive)
+
+
+def _windows(timeline: Timeline, gates: Sequence[Gate]) -> list[Window]:
+    """The windows that gates are judged in; every window of the plan when no gate names one that exists."""
+    named = {gate.spec.window for gate in gates}
+    every = list(timeline.windows.values()) or [Window("plan", 0.0, max(timeline.header.time_limit_s, 1.0))]
+    return [window for window in every if window.name in named] or every
+
+
+def _tightest_s(gates: Sequence[Gate]) -> float | None:
+    limits_s = [g.spec.below_s for g in gates if isinstance(g.spec, Latency) and g.spec.of in ("e2e", "ttft")]
+    for gate in gates:
+        if isinstance(gate.spec, Goodput):
+            limits_s += [limit_s for of, limit_s in gate.spec.limits.items() if of != "tpot"]
+    return min(limits_s, default=None)
+
+
+def _decided(believed: Sequence[Finding], findings: Sequence[Finding]) -> tuple[Judgement, int, str]:
+    if not findings:
+        return Judgement.INVALID, EXIT_CODE[Judgement.INVALID], "nothing judged: no gate applies to this run"
+    worst = min((*believed, *findings), key=lambda finding: SEVERITY.index(finding.verdict))
+    if worst.verdict == Judgement.PASS:
+        why = f"{findings[0].gate}: {findings[0].why}" if len(findings) == 1 else f"all {len(findings)} gates hold"
+    else:
+        why = f"{worst.gate}: {worst.why}"
+    return worst.verdict, EXIT_CODE[worst.verdict], why
+
+
+def _by_policy(verdict: Verdict, on_inconclusive: str) -> Verdict:
+    if verdict.verdict != Judgement.INCONCLUSIVE or on_inconclusive not in ("fail", "warn"):
+        return verdict
+    if on_inconclusive == "warn":
+        note = "the scenario lets an inconclusive run pass its exit code: on_inconclusive is warn"
+        return replace(verdict, exit_code=0, notes=(*verdict.notes, note))
+    why = f"{verdict.why} (inconclusive, which the scenario counts as failed)"
+    return replace(verdict, verdict=Judgement.FAIL, exit_code=EXIT_CODE[Judgement.FAIL], why=why)
+
+
+def _notes(finding: Finding) -> Iterator[str]:
+    """What a reader must know before trusting the figures of a finding."""
+    figures = finding.figures
+    if figures.get("simulated"):
+        yield f"{finding.gate}: SIMULATED GPU"
+    if "interval_s" in figures and finding.verdict in (Judgement.PASS, Judgement.FAIL):
+        yield f"{finding.gate}: peaks shorter than {seconds(figures['interval_s'])} are not visible"
+    if "chunked_streams" in figures:
+        yield f"{finding.gate}: {figures['chunked_streams']:,} streams put several tokens into one event: gaps lie between events"
+    if "bad_share_of_halves" in figures:
+        first, second = figures["bad_share_of_halves"]
+        yield (
+            f"{finding.gate}: not steady: {percent(round(first, 4))} were bad in the first half of the window, "
+            f"{percent(round(second, 4))} in the second"
+        )
+    clusters = figures.get("clusters", 0)
+    if clusters and figures["correlation"] > max(BURSTY, 2 / math.sqrt(clusters)):
+        yield f"{finding.gate}: bad requests came in bursts longer than 10 s: the bound is narrower than it should be"
+
+
+# The verdict as bytes ----------------------------------------------------------------------------------------------
+
+
+def to_json(verdict: Verdict) -> bytes:
+    """`verdict.json`: the same verdict gives the same bytes."""
+    value = {
+        "schema": SCHEMA,
+        "verdict": verdict.verdict,
+        "exit_code": verdict.exit_code,
+        "why": verdict.why,
+        "believed": [_finding_json(finding) for finding in verdict.believed],
+        "gates": [_finding_json(finding) for finding in verdict.findings],
+        "notes": list(verdict.notes),
+        "tables": _plain(verdict.tables),
+        "provenance": dict(verdict.provenance),
+    }
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def from_json(data: bytes) -> Verdict:
+    """The verdict that `to_json` wrote, its figures as rounded there. Raises ValueError on anything else."""
+    value = orjson.loads(data)
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+        raise ValueError("not a verdict of this version")
+    return Verdict(
+        verdict=Judgement(value["verdict"]),
+        exit_code=value["exit_code"],
+        why=value["why"],
+        believed=tuple(map(_finding_of, value["believed"])),
+        findings=tuple(map(_finding_of, value["gates"])),
+        tables=value["tables"],
+        notes=tuple(value["notes"]),
+        provenance=value["provenance"],
+    )
+
+
+_OWN = tuple(field.name for field in fields(Finding) if field.name not in ("gate", "figures"))
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    """Its figures stand beside its own fields: a reader asks for `gates[0].measured_s`."""
+    own = {name: value for name in _OWN if (value := getattr(finding, name))}
+    return {"id": finding.gate, **own, **_plain(finding.figures)}
+
+
+def _finding_of(value: dict[str, Any]) -> Finding:
+    own = {name: value[name] for name in _OWN if name in value}
+    figures = {name: given for name, given in value.items() if name not in ("id", *_OWN)}
+    return Finding(**{**own, "gate": value["id"], "verdict": Judgement(own["verdict"]), "figures": figures})
+
+
+def _plain(value: Any) -> Any:
+    """JSON values: floats to six significant digits, what is not finite as null, numpy's numbers as Python's."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_plain(inner) for inner in value]
+    return value
