@@ -73,7 +73,7 @@ class Envelope:
             return b""
         delta = {"role": "assistant", "content": ""}
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-        usage = {"usage": self._usage(0)} if continuous_usage else {}
+        usage = {"usage": self._running_usage(0)} if continuous_usage else {}
         return self._frame([choice], usage | {"prompt_token_ids": None, "prompt_text": None})
 
     def token(self, piece: str, finish_reason: str | None, usage_tokens: int | None, fingerprint: bool) -> bytes:
@@ -86,7 +86,7 @@ class Envelope:
             choice |= {"text": piece, "logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
             choice |= {"prompt_token_ids": None}
         choice["token_ids"] = None
-        usage = {} if usage_tokens is None else {"usage": self._usage(usage_tokens)}
+        usage = {} if usage_tokens is None else {"usage": self._running_usage(usage_tokens)}
         return self._frame([choice], usage | ({"system_fingerprint": FINGERPRINT} if fingerprint else {}))
 
     def closing(self, completion_tokens: int) -> bytes:
@@ -99,6 +99,10 @@ class Envelope:
             "total_tokens": self.prompt_tokens + completion_tokens,
             "completion_tokens": completion_tokens,
         }
+
+    def _running_usage(self, completion_tokens: int) -> dict[str, Any]:
+        """The usage in the midst of a stream; chat's has one field more, and it is empty."""
+        return self._usage(completion_tokens) | ({"completion_tokens_details": None} if self.chat else {})
 
     def _frame(self, choices: list[dict[str, Any]], rest: dict[str, Any]) -> bytes:
         frame = {

@@ -11,6 +11,10 @@ from typing import Any
 from reference_stack.engine.tokens import Tokens
 
 
+class UnreadableBodyError(Exception):
+    """A body whose bytes are no text: answered by the web framework, not by vLLM."""
+
+
 class RequestError(Exception):
     """A request that is refused: the status and the body that say so."""
 
@@ -35,7 +39,7 @@ class Generation:
 
 
 def read_json(body: bytes, content_type: str) -> dict[str, Any]:
-    """The JSON object of a body. Raises RequestError as FastAPI and vLLM's content-type check do."""
+    """The JSON object of a body. Raises RequestError or UnreadableBodyError as FastAPI and vLLM's own check do."""
     if content_type.split(";", 1)[0].strip().lower() != "application/json":
         raise _invalid("Unsupported Media Type: Only 'application/json' is allowed", None)
     if not body:
@@ -45,7 +49,7 @@ def read_json(body: bytes, content_type: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise _invalid(f"JSON decode error: {error.msg}", f"body.{error.pos}") from error
     except UnicodeDecodeError as error:
-        raise RequestError("There was an error parsing the body", kind="Bad Request") from error
+        raise UnreadableBodyError("There was an error parsing the body") from error
     if not isinstance(document, dict):
         raise _invalid("Input should be a valid dictionary", "body")
     return document
@@ -58,10 +62,9 @@ def read(document: dict[str, Any], chat: bool, model: str, tokens: Tokens) -> Ge
     options = document.get("stream_options") or {}
     stream = bool(document.get("stream"))
     if options and not stream:
-        raise _invalid("Stream options can only be defined when `stream=True`.", "stream_options")
+        raise RequestError("Stream options can only be defined when `stream=True`.", "stream_options")
     check_model(document, model)
-    if document.get("n") not in (None, 1):
-        raise RequestError("The simulated engine gives one answer: n must be 1.", "n")
+    _check_sampling(document)
     max_tokens = document.get("max_tokens", None if chat else 16)
     if chat and document.get("max_completion_tokens") is not None:
         max_tokens = document["max_completion_tokens"]
@@ -135,7 +138,7 @@ def _prompt(document: dict[str, Any]) -> str | list[int]:
     """The prompt of a completion: a text, or a list of token ids; a list of one of either is that one."""
     prompt = document.get("prompt")
     if prompt is None or prompt == "":
-        raise _invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        raise RequestError("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     if isinstance(prompt, str):
         return prompt
     if prompt == []:
@@ -171,7 +174,7 @@ def _content(content: Any) -> str:
 
 
 def _check_types(document: dict[str, Any]) -> None:
-    """Refuse wrong types and ranges of the parameters that have an effect here."""
+    """Refuse wrong types of the parameters that have an effect here."""
     for name in ("max_tokens", "max_completion_tokens", "n"):
         value = document.get(name)
         if value is not None and type(value) is not int:
@@ -183,15 +186,19 @@ def _check_types(document: dict[str, Any]) -> None:
         raise _invalid("Input should be a valid string", "body.model")
     if not isinstance(document.get("stream_options"), dict | None):
         raise _invalid("Input should be a valid dictionary", "body.stream_options")
-    temperature = document.get("temperature")
-    if temperature is None:
-        return
-    if not isinstance(temperature, int | float) or isinstance(temperature, bool):
+    if not isinstance(document.get("temperature"), int | float | None):
         raise _invalid("Input should be a valid number", "body.temperature")
+
+
+def _check_sampling(document: dict[str, Any]) -> None:
+    """Refuse values that are well typed and yet impossible."""
+    temperature = document.get("temperature") or 0
     if temperature < 0:
         raise RequestError(f"temperature must be non-negative, got {temperature}.", "temperature")
     if not temperature <= 2:
         raise RequestError(f"temperature must be in [0, 2], got {temperature}.", "temperature")
+    if document.get("n") not in (None, 1):
+        raise RequestError("The simulated engine gives one answer: n must be 1.", "n")
 
 
 def _invalid(message: str, param: str | None) -> RequestError:

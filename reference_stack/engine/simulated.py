@@ -22,7 +22,7 @@ from aiohttp.typedefs import Handler
 
 from reference_stack.engine import generation, profile
 from reference_stack.engine.answers import DONE, VERSION, Answer, Envelope, answer
-from reference_stack.engine.generation import Generation, RequestError
+from reference_stack.engine.generation import Generation, RequestError, UnreadableBodyError
 from reference_stack.engine.replica import Replica
 from reference_stack.engine.tokens import Tokens
 from reference_stack.gpu.device import Device, OutOfDeviceMemory
@@ -177,6 +177,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except RequestError as error:
         return json_response(error.body, status=error.status)
+    except UnreadableBodyError as error:
+        return json_response({"detail": str(error)}, status=400)
     except web.HTTPException as error:
         allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
         return json_response({"detail": error.reason}, status=error.status, headers=allow)

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 TINY = ROOT / ".cache" / "tiny"
 VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 MAX_MODEL_LEN = 2304
-PORTS = {"sim": 21010, "vllm": 21011}
 READY_LIMIT_S = {"sim": 60, "vllm": 300}
 
 
@@ -103,11 +103,11 @@ def engine(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.
             "Real vLLM is not installed: there is no .venv-vllm. Run `make vllm`, then try again.", pytrace=False
         )
     log = tmp_path_factory.mktemp(kind) / "engine.log"
-    command = [sys.executable, "-m", *COMMANDS[kind](tiny, log.parent), "--port", str(PORTS[kind])]
+    started = Engine(kind, free_port())
+    command = [sys.executable, "-m", *COMMANDS[kind](tiny, log.parent), "--port", str(started.port)]
     command += ["--model", "tiny", "--max-model-len", str(MAX_MODEL_LEN)]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
-    started = Engine(kind, PORTS[kind])
     try:
         ready = wait_until(lambda: process.poll() is not None or healthy(started), READY_LIMIT_S[kind])
         if not ready or process.poll() is not None:
@@ -129,6 +129,13 @@ COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
     ],
     "vllm": lambda tiny, state: ["reference_stack.engine.vllm_replica", "--model-dir", str(tiny)],
 }
+
+
+def free_port() -> int:
+    """A port that nobody listens on, so that suites side by side do not meet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def healthy(engine: Engine) -> bool:
