@@ -6,7 +6,7 @@
 //
 // One thread: epoll for sockets, a heap of due moments, and a wait with nanosecond timeout between the two.
 //
-//   --port N        listen on 127.0.0.1:N
+//   --port N        listen on 127.0.0.1:N; 0 (default) takes a free one. The first line on stdout says which.
 //   --ttft-s X      request read to first chunk            (default 0.05)
 //   --itl-s X       chunk to chunk                         (default 0.01)
 //   --chunks N      content chunks of a streamed answer    (default 32)
@@ -60,7 +60,7 @@ typedef struct {
 static struct {
     int64_t ttft_ns, itl_ns, plain_ns, stall_at_ns, stall_ns, life_ns;
     int port, chunks;
-} flags = {50 * NS / 1000, 10 * NS / 1000, 50 * NS / 1000, -1, 2 * NS, 600 * NS, 8100, 32};
+} flags = {50 * NS / 1000, 10 * NS / 1000, 50 * NS / 1000, -1, 2 * NS, 600 * NS, 0, 32};
 
 static Record *records;
 static size_t record_count, record_cap;
@@ -327,7 +327,13 @@ static int listen_on(int port) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), on = 1;
     struct sockaddr_in here = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(fd, (struct sockaddr *)&here, sizeof here) || listen(fd, 4096)) { perror("timed_server: listen"); exit(1); }
+    socklen_t size = sizeof here;
+    if (bind(fd, (struct sockaddr *)&here, size) || listen(fd, 4096) || getsockname(fd, (struct sockaddr *)&here, &size)) {
+        perror("timed_server: listen");
+        exit(1);
+    }
+    printf("%d\n", ntohs(here.sin_port));
+    fflush(stdout);
     return fd;
 }
 
