@@ -1,0 +1,191 @@
+"""A verdict as tables of words: what every report draws, each in its own way.
+
+    Verdict -> Banner, Tables of strings -> terminal, Markdown
+
+Numbers become words here and nowhere else, with the unit that their name ends in. Nothing is computed, nothing is
+left out, and nothing is called good that the verdict does not call so.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.model import SEVERITY, Finding, Judgement, Verdict
+
+TO_DO = {
+    Judgement.PASS: "Every promise of the scenario held.",
+    Judgement.FAIL: "The stack broke a promise: do not release it.",
+    Judgement.INCONCLUSIVE: "The evidence is too thin to tell: run longer.",
+    Judgement.INVALID: "This is no measurement of the stack: mend the cause and run again.",
+}
+_UNITS = (
+    ("_per_s", 1, "{:,.4g}/s"),
+    ("_s", 1, "{:,.3f} s"),
+    ("_bytes", 2**-30, "{:,.2f} GiB"),
+    *((ending, 100, "{:.4g} %") for ending in ("share", "coverage", "utilisation", "of_planned", "confidence")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """The verdict in one word, why in one sentence, what to do about it, and what was not real."""
+
+    verdict: Judgement
+    why: str
+    to_do: str
+    simulated: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of words under a title. `judged` holds the row numbers' judgements, where rows have one."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    judged: tuple[Judgement, ...] = ()
+
+
+def banner(verdict: Verdict) -> Banner:
+    """What a reader must see first."""
+    worst = [f for f in cases(verdict) if f.verdict == verdict.verdict and f.needs]
+    engine = verdict.provenance.get("engine", "a simulated engine")
+    return Banner(
+        verdict=verdict.verdict,
+        why=verdict.why,
+        to_do=f"Needs {worst[0].needs}." if worst else TO_DO[verdict.verdict],
+        simulated=f"SIMULATED: served by {engine}; no real GPU and no real model were measured."
+        if simulated(verdict)
+        else "",
+    )
+
+
+def simulated(verdict: Verdict) -> bool:
+    """Whether what was measured was a simulation, by the run's own record or by that of its GPUs."""
+    return bool(verdict.provenance.get("simulated")) or any(f.figures.get("simulated") for f in verdict.findings)
+
+
+def cases(verdict: Verdict) -> list[Finding]:
+    """Every finding, the harness's own first; and the verdict itself where no finding says the same."""
+    found = [*verdict.believed, *verdict.findings]
+    if verdict.verdict not in {f.verdict for f in found}:
+        found.insert(0, Finding("verdict", verdict.verdict, verdict.why))
+    return found
+
+
+def sentence(finding: Finding) -> str:
+    """Why, and what would settle it."""
+    return f"{finding.why}; needs {finding.needs}" if finding.needs else finding.why
+
+
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Worst first, else in the scenario's order."""
+    return sorted(findings, key=lambda f: SEVERITY.index(f.verdict))
+
+
+def name(verdict: Verdict) -> str:
+    """`stage1.business_mix`: the stage, where there is one, and the scenario, where there is one."""
+    stage = verdict.provenance.get("stage")
+    scenario = Path(str(verdict.provenance.get("scenario", verdict.provenance.get("run", "run")))).stem
+    return ".".join([*([f"stage{stage}"] if stage else []), *([] if several(verdict) else [scenario])]) or scenario
+
+
+def several(verdict: Verdict) -> bool:
+    """Whether this is one verdict over several runs: its gates are then named `scenario.gate`, its tables nested so."""
+    return len(verdict.provenance.get("runs", ())) > 1
+
+
+def tables(verdict: Verdict, findings: Sequence[Finding]) -> Iterator[Table]:
+    """The gates in the order given, the harness's own health, and what was measured beside them."""
+    yield from _findings("Gates", findings)
+    yield from _findings("Is the measurement to be believed?", verdict.believed)
+    for scenario, parts in verdict.tables.items() if several(verdict) else [("", verdict.tables)]:
+        for key, value in parts.items():
+            title = key.replace("_", " ").capitalize()
+            yield from _measured(f"{title} ({scenario})" if scenario else title, value)
+
+
+def _findings(title: str, findings: Sequence[Finding]) -> Iterator[Table]:
+    """One row a finding; a column that would be empty is not there."""
+    rows = [
+        {
+            "gate": finding.gate,
+            "window": finding.window,
+            "measured": _first(finding, "measured"),
+            "limit": finding.limit,
+            "bound": _first(finding, "bound"),
+            **{key: figure(key, finding.figures.get(key, "")) for key in ("n", "bad", "allowed", "unknown")},
+            "verdict": finding.verdict.value,
+        }
+        for finding in findings
+    ]
+    if rows:
+        columns = tuple(c for c in rows[0] if any(row[c] for row in rows))
+        cells = tuple(tuple(row[c] for c in columns) for row in rows)
+        yield Table(title, columns, cells, tuple(f.verdict for f in findings))
+
+
+def _first(finding: Finding, beginning: str) -> str:
+    """The figure whose name begins so, in the unit of its own name or else of the gate's limit."""
+    for key, value in finding.figures.items():
+        if key.startswith(beginning):
+            return figure("share" if key == beginning and "%" in finding.limit else key, value)
+    return ""
+
+
+def _measured(title: str, value: Any) -> Iterator[Table]:
+    """A mapping of rows to columns, a list of rows, or a mapping of plain values, as a table."""
+    if isinstance(value, Mapping) and value and all(isinstance(row, Mapping) for row in value.values()):
+        rows = [{"": key, **_flat(row)} for key, row in value.items()]
+    elif isinstance(value, Mapping):
+        rows = [{"": key.replace("_", " "), "value": figure(key, item)} for key, item in value.items()]
+    else:
+        rows = [_flat(row) for row in value]
+    if rows:
+        columns = tuple(dict.fromkeys(column for row in rows for column in row))
+        yield Table(title, columns, tuple(tuple(str(row.get(c, "")) for c in columns) for row in rows))
+
+
+def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    """`{"e2e": {"p95_s": 1.2}}` -> `{"e2e p95": "1.200 s"}`."""
+    cells: dict[str, str] = {}
+    for key, value in row.items():
+        if isinstance(value, Mapping) and key not in ("statuses", "wrong"):
+            cells |= _flat(value, f"{before}{key} ")
+        else:
+            cells[before + _unitless(key)] = figure(key, value)
+    return cells
+
+
+def _unitless(key: str) -> str:
+    for unit in ("_per_s", "_s", "_bytes"):
+        key = key.removesuffix(unit)
+    return key.replace("_", " ")
+
+
+def figure(key: str, value: Any) -> str:
+    """One value in words, in the unit that its name ends in; "-" for one that could not be had."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{part}: {figure(str(part), item)}" for part, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(figure(key, item) for item in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return "-" if math.isnan(value) else _number(key, value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "-" if value is None else str(value)
+
+
+def _number(key: str, value: float) -> str:
+    if math.isinf(value):
+        return "never"
+    if key.endswith("_s") and not key.endswith("_per_s") and 0 < value < 0.1:
+        return f"{1000 * value:.3g} ms"
+    for ending, scale, form in _UNITS:
+        if key.endswith(ending):
+            return form.format(value * scale)
+    return f"{value:,.4g}"
