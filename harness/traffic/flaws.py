@@ -1,0 +1,83 @@
+"""What can be wrong with a bad request: each flaw turns a good draft into the bytes that are sent instead.
+
+A new flaw is one function and one line in FLAWS. Which answer is right for it is the scenario's to say.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import orjson
+
+JSON = "application/json"
+OVERSIZED_BYTES = 10 * 1024 * 1024 + 1  # the least that is over a limit of 10 MB, however that is counted
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request before it is bytes: `text` is escaped for JSON, `settings` are further members of the body."""
+
+    path: str
+    model: str
+    text: bytes
+    settings: bytes
+
+    @property
+    def chat(self) -> bool:
+        return self.path.endswith("/chat/completions")
+
+    def prompt(self) -> bytes:
+        """The member of the body that holds the prompt."""
+        return b'"messages":[{"role":"user","content":"%b"}]' % self.text if self.chat else b'"prompt":"%b"' % self.text
+
+    def body(self, *prompt: bytes) -> bytes:
+        """The body around `prompt`."""
+        return b"{%b}" % b",".join([b'"model":%b' % orjson.dumps(self.model), *prompt, self.settings])
+
+
+Sent = tuple[str, bytes]  # content type, body
+
+
+def sound(draft: Draft) -> Sent:
+    return JSON, draft.body(draft.prompt())
+
+
+def empty_body(_draft: Draft) -> Sent:
+    return JSON, b""
+
+
+def empty_prompt(draft: Draft) -> Sent:
+    return JSON, draft.body(b'"messages":[]' if draft.chat else b'"prompt":""')
+
+
+def bad_json(draft: Draft) -> Sent:
+    return JSON, draft.body(draft.prompt())[:-1]
+
+
+def missing_prompt(draft: Draft) -> Sent:
+    return JSON, draft.body()
+
+
+def wrong_content_type(draft: Draft) -> Sent:
+    return "text/plain", draft.body(draft.prompt())
+
+
+def oversized_body(draft: Draft) -> Sent:
+    whole = len(draft.body(draft.prompt()))
+    copies, rest = divmod(OVERSIZED_BYTES - whole, len(draft.text))
+    return JSON, draft.body(replace(draft, text=draft.text * (copies + 1) + b"." * rest).prompt())
+
+
+def unknown_model(draft: Draft) -> Sent:
+    return sound(replace(draft, model="no-such-model"))
+
+
+FLAWS: dict[str, Callable[[Draft], Sent]] = {
+    "empty_body": empty_body,
+    "empty_prompt": empty_prompt,
+    "bad_json": bad_json,
+    "missing_prompt": missing_prompt,
+    "over_long": sound,  # its text is over the limit: the plan gives it one
+    "wrong_content_type": wrong_content_type,
+    "oversized_body": oversized_body,
+    "unknown_model": unknown_model,
+}

@@ -1,0 +1,240 @@
+"""Arrivals x prompts x bad requests -> the plan: every request of a run, made before the run, a function of its seed.
+
+Each concern draws from a generator of its own, derived from the seed, and every arrival draws from all of them: a
+change of one concern (the share of bad requests, say) moves nothing in the others. Which worker sends what, and how
+many there are, is no part of a plan.
+"""
+
+import hashlib
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field, replace
+from itertools import accumulate, count, takewhile
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
+
+from harness import timeline
+from harness.document import OneOf, SomeOf
+from harness.model import Request, UsageError, Window
+from harness.timeline import PlanHeader
+from harness.traffic import corpus as corpora
+from harness.traffic.arrivals import ARRIVALS, Arrivals
+from harness.traffic.corpus import Corpus
+from harness.traffic.misbehaving import MISBEHAVING, Misbehaviour, OfArrivals, OnTop
+from harness.traffic.prompts import Bad, Prompts, drawn, log_uniform, scaled
+from harness.units import Duration, spec
+
+BAD = "bad"  # the class of all bad requests; their flaw tells them apart
+BAD_TOKENS = (16, 511)
+OVER_LONG = "over_long"
+Period = Annotated[Duration, Field(gt=0)]
+
+
+class Served(Protocol):
+    """What a plan must know of its target."""
+
+    @property
+    def tokenizer(self) -> Path: ...
+
+    @property
+    def prompt_limit(self) -> int: ...
+
+    @property
+    def load_factor(self) -> float: ...
+
+
+@spec
+class Traffic:
+    """What to send: `warm_up` is sent and not judged, the steady state lasts `for`."""
+
+    arrivals: Annotated[Arrivals, OneOf(ARRIVALS)]
+    for_s: Period
+    warm_up_s: Duration = 0.0
+    time_limit_s: Period = 30.0
+    prompts: Prompts
+    bad: Bad | None = None
+    misbehaving: Annotated[Mapping[str, Misbehaviour], SomeOf(MISBEHAVING)] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (taken := sum(self.shares.values())) > 1:
+            raise ValueError(f"bad and misbehaving requests take {taken:.4%} of the arrivals")
+        for name in self.prompts.mix:
+            if name == BAD or name in MISBEHAVING:
+                raise ValueError(f"a class of the mix cannot be called `{name}`: other requests are")
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of arrivals that each class but the good ones takes."""
+        misbehaving = {kind: one.share for kind, one in self.misbehaving.items() if isinstance(one, OfArrivals)}
+        return ({BAD: self.bad.share} if self.bad else {}) | misbehaving
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        steady = Window("steady", self.warm_up_s, self.warm_up_s + self.for_s)
+        return (Window("warm_up", 0.0, self.warm_up_s), steady) if self.warm_up_s else (steady,)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes whose requests should be served."""
+        return (*self.prompts.mix, *self.misbehaving)
+
+
+def make(traffic: Traffic, target: Served, seed: int, scenario: str) -> tuple[PlanHeader, list[Request], Corpus]:
+    """The plan of a scenario's traffic against a target. The same arguments give the same plan."""
+    longest = 2 * target.prompt_limit
+    corpus = corpora.build(target.tokenizer, seed, longest, traffic.prompts.text)
+    asked = sorted(_asked(traffic, target, corpus, seed), key=lambda request: request.due_s)
+    requests = [replace(request, index=index) for index, request in enumerate(asked)]
+    if not requests:
+        raise UsageError(f"nothing is due in the {traffic.windows[-1].end_s:g} s of {scenario}")
+    header = PlanHeader(
+        scenario=scenario,
+        seed=seed,
+        requests=len(requests),
+        windows=traffic.windows,
+        time_limit_s=traffic.time_limit_s,
+        corpus_sha256=hashlib.sha256(corpus.text).hexdigest(),
+        facts=_facts(traffic, target, corpus, requests),
+    )
+    return header, requests, corpus
+
+
+def write(run_dir: Path, scenario: Path, traffic: Traffic, target: Served, seed: int) -> tuple[PlanHeader, str]:
+    """Make the plan and write `plan.jsonl` and `corpus.bin` into the run directory; its header and SHA-256."""
+    header, requests, corpus = make(traffic, target, seed, str(scenario))
+    timeline.write_beside(run_dir / "corpus.bin", corpus.text)
+    return header, _written(run_dir / "plan.jsonl", header, requests)
+
+
+def write_alone(out: Path, scenario: Path, traffic: Traffic, target: Served, seed: int) -> str:
+    """Make the plan and write it to `out`, without the text that its prompts are cut from; its SHA-256."""
+    header, requests, _ = make(traffic, target, seed, str(scenario))
+    return _written(out, header, requests)
+
+
+def _written(path: Path, header: PlanHeader, requests: Iterable[Request]) -> str:
+    plan = b"".join(timeline.plan_lines(header, requests))
+    timeline.write_beside(path, plan)
+    return hashlib.sha256(plan).hexdigest()
+
+
+def _asked(traffic: Traffic, target: Served, corpus: Corpus, seed: int) -> Iterator[Request]:
+    """Every request, without its index; those of one arrival follow each other, whenever they are due."""
+    end_s = traffic.windows[-1].end_s
+    good, bad, other = (_Mix(traffic.prompts, target, corpus, f"{seed}/{whose}") for whose in ("good", BAD, "other"))
+    flaws = _dealt(traffic.bad, random.Random(f"{seed}/flaws"))
+    kinds, kind_rng = [*traffic.shares, ""], random.Random(f"{seed}/kinds")
+    cumulative = list(accumulate([*traffic.shares.values(), 1 - sum(traffic.shares.values())]))
+
+    def misbehaving(kind: str, at_s: float) -> Iterator[Request]:
+        behaviour, as_itself = traffic.misbehaving[kind], ("user-agent", f"harness-{kind}")
+        for sent in behaviour.requests(at_s, other.request):
+            if sent.due_s < end_s:
+                headers = (*sent.headers, as_itself)  # a gateway that blocks this client can leave the others alone
+                yield replace(sent, class_name=kind, expect=behaviour.expect, headers=headers)
+
+    arrivals = traffic.arrivals.scaled(target.load_factor).due_s(random.Random(f"{seed}/arrivals"))
+    for due_s in takewhile(lambda moment: moment < end_s, arrivals):
+        usual, kind = good.request(due_s), kinds[drawn(kind_rng, cumulative)]
+        if not kind:
+            yield usual
+        elif kind == BAD:
+            yield bad.flawed(due_s, *next(flaws))
+        else:
+            yield from misbehaving(kind, due_s)
+    for kind, behaviour in traffic.misbehaving.items():
+        if isinstance(behaviour, OnTop):
+            for turn in range(1, math.ceil(end_s / behaviour.every_s)):
+                yield from misbehaving(kind, turn * behaviour.every_s)
+
+
+def _dealt(bad: Bad | None, rng: random.Random) -> Iterator[tuple[str, int]]:
+    """Flaws and their right answers for ever, dealt like cards: a short run, too, holds each as often as the others."""
+    cards = list(bad.kinds.items()) if bad else []
+    while cards:
+        yield from rng.sample(cards, len(cards))
+
+
+class _Mix:
+    """Draws requests of the mix, each from a place in the corpus where none began before."""
+
+    def __init__(self, prompts: Prompts, target: Served, corpus: Corpus, seed: str) -> None:
+        self._prompts, self._limit, self._corpus = prompts, target.prompt_limit, corpus
+        self._classes = list(prompts.mix.items())
+        self._cumulative = list(accumulate(each.share for _, each in self._classes))
+        self._answers = prompts.answer_tokens_.cumulative()
+        self._headers = tuple(prompts.headers.items())
+        concerns = ("class", "length", "answer", "streamed", "give_up", "start")
+        self._class, self._length, self._answer, self._streamed, self._give_up, start = (
+            random.Random(f"{seed}/{concern}") for concern in concerns
+        )
+        stride = next(n for n in count(int(corpus.starts * 0.618)) if math.gcd(n, corpus.starts) == 1)
+        first = start.randrange(corpus.starts)
+        self._starts = ((first + k * stride) % corpus.starts for k in count())
+
+    def request(self, due_s: float, tokens: tuple[int, int] | None = None) -> Request:
+        """A good request, without its index; of lengths such as `tokens`, else those of its class."""
+        name, each = self._classes[drawn(self._class, self._cumulative)]
+        text, prompt_tokens = self._text(*scaled(tokens or each.tokens, self._limit))
+        streamed = self._prompts.streamed if each.streamed is None else each.streamed
+        give_up, hangs_up = self._prompts.give_up, self._give_up.random()
+        return Request(
+            index=-1,
+            due_s=due_s,
+            class_name=name,
+            path=self._prompts.path,
+            text=text,
+            prompt_tokens=prompt_tokens,
+            max_tokens=1 + drawn(self._answer, self._answers),
+            stream=self._streamed.random() < streamed,
+            give_up_s=give_up.after_s if give_up and hangs_up < give_up.share else None,
+            headers=self._headers,
+        )
+
+    def flawed(self, due_s: float, flaw: str, status: int) -> Request:
+        """A bad request: one that would be good but for its flaw."""
+        asked = replace(
+            self.request(due_s, BAD_TOKENS), class_name=BAD, flaw=flaw, expect=(str(status),), give_up_s=None
+        )
+        if flaw != OVER_LONG:
+            return asked
+        text, prompt_tokens = self._text(self._limit + 1, 2 * self._limit)
+        return replace(asked, text=text, prompt_tokens=prompt_tokens)
+
+    def _text(self, low: int, high: int) -> tuple[tuple[int, int], int]:
+        wanted = log_uniform(self._length, low, high)
+        begin, end, tokens = self._corpus.span(next(self._starts), wanted, at_least=low)
+        return (begin, end), tokens
+
+
+def _facts(traffic: Traffic, target: Served, corpus: Corpus, requests: list[Request]) -> dict[str, Any]:
+    """What a reader should know of the plan without reading it all."""
+    steady = traffic.windows[-1]
+    of_class: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for request in requests:
+        sums = of_class[request.class_name]
+        sums["requests"] += 1
+        sums["prompt_tokens"] += request.prompt_tokens
+        sums["answer_tokens"] += request.max_tokens
+        sums["streamed"] += request.stream
+    kind_of = (
+        dict.fromkeys(traffic.prompts.mix, "good") | {BAD: BAD} | dict.fromkeys(traffic.misbehaving, "misbehaving")
+    )
+    due = sum(steady.start_s <= request.due_s < steady.end_s for request in requests)
+    return {
+        "planned_rate_per_s": due / traffic.for_s,
+        "bad_share": of_class[BAD]["requests"] / len(requests) if traffic.bad else 0.0,
+        "bad_share_asked": traffic.bad.share if traffic.bad else 0.0,
+        "bad_share_of": "all arrivals",
+        "classes": {name: {"kind": kind_of[name], **sums} for name, sums in sorted(of_class.items()) if sums},
+        "load_factor": target.load_factor,
+        "prompt_limit": target.prompt_limit,
+        "exact_answers": traffic.prompts.answer_tokens_.exact,
+        "prompt_tokens_are": "of the text alone, without chat template and special tokens",
+        "prompt_tokens_worst_difference": corpus.worst_difference,
+        "prompt_starts": corpus.starts,
+    }
