@@ -157,13 +157,14 @@ class Prometheus:
     """
 
     def __init__(self, url: str) -> None:
-        import prometheus_api_client as client
+        from prometheus_api_client import PrometheusConnect
+        from prometheus_api_client.exceptions import PrometheusApiClientException
         from urllib3.util import Retry
 
         session = _session()
         session.hooks["response"].append(_refuse_partial)
-        self._client = client.PrometheusConnect(url, session=session, timeout=TIMEOUT_S, retry=Retry(0))
-        self._refused: type[Exception] = client.PrometheusApiClientException
+        self._client = PrometheusConnect(url, session=session, timeout=TIMEOUT_S, retry=Retry(0))
+        self._refused: type[Exception] = PrometheusApiClientException
         self._answered_s = time.monotonic()
 
     def ask(self, back_s: int = 15) -> list[Reading]:

@@ -7,13 +7,14 @@ left out, and nothing is called good that the verdict does not call so.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.model import SEVERITY, Finding, Judgement, Verdict
 
+Row = dict[str, str]
 TO_DO = {
     Judgement.PASS: "Every promise of the scenario held.",
     Judgement.FAIL: "The stack broke a promise: do not release it.",
@@ -103,8 +104,9 @@ def tables(verdict: Verdict, findings: Sequence[Finding]) -> Iterator[Table]:
     yield from _findings("Is the measurement to be believed?", verdict.believed)
     for scenario, parts in verdict.tables.items() if several(verdict) else [("", verdict.tables)]:
         for key, value in parts.items():
-            title = key.replace("_", " ").capitalize()
-            yield from _measured(f"{title} ({scenario})" if scenario else title, value)
+            table = _measured(key, value)
+            if table.rows:
+                yield replace(table, title=f"{scenario}: {table.title}") if scenario else table
 
 
 def _findings(title: str, findings: Sequence[Finding]) -> Iterator[Table]:
@@ -135,28 +137,59 @@ def _first(finding: Finding, beginning: str) -> str:
     return ""
 
 
-def _measured(title: str, value: Any) -> Iterator[Table]:
-    """A mapping of rows to columns, a list of rows, or a mapping of plain values, as a table."""
-    if isinstance(value, Mapping) and value and all(isinstance(row, Mapping) for row in value.values()):
-        rows = [{"": key, **_flat(row)} for key, row in value.items()]
-    elif isinstance(value, Mapping):
-        rows = [{"": key.replace("_", " "), "value": figure(key, item)} for key, item in value.items()]
-    else:
-        rows = [_flat(row) for row in value]
-    if rows:
-        columns = tuple(dict.fromkeys(column for row in rows for column in row))
-        yield Table(title, columns, tuple(tuple(str(row.get(c, "")) for c in columns) for row in rows))
+def _measured(key: str, value: Any) -> Table:
+    """One of the verdict's own tables; one that is not known here is drawn by its shape."""
+    title, rows_of = _DRAWN.get(key, (key.replace("_", " ").capitalize(), _pairs))
+    rows = rows_of(value)
+    columns = tuple(dict.fromkeys(column for row in rows for column in row))
+    return Table(title, columns, tuple(tuple(row.get(column, "") for column in columns) for row in rows))
 
 
-def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """`{"e2e": {"p95_s": 1.2}}` -> `{"e2e p95": "1.200 s"}`."""
-    cells: dict[str, str] = {}
-    for key, value in row.items():
-        if isinstance(value, Mapping) and key not in ("statuses", "wrong"):
-            cells |= _flat(value, f"{before}{key} ")
-        else:
-            cells[before + _unitless(key)] = figure(key, value)
-    return cells
+def _by_class(value: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    rows = []
+    for name, figures in value.items():
+        first, *others = _clocks(figures)
+        rows += [{"class": name, **first}, *({"class": "", **row} for row in others)]
+    return rows
+
+
+def _clocks(figures: Mapping[str, Any]) -> list[Row]:
+    """A row for each way to take the time: counts first, and only on the first row."""
+    counts = {key: figure(key, item) for key, item in figures.items() if not isinstance(item, Mapping)}
+    rows = [
+        {"time": _CLOCKS.get(key, key), **{_unitless(q): figure(q, seconds) for q, seconds in quantiles.items()}}
+        for key, quantiles in figures.items()
+        if isinstance(quantiles, Mapping)
+    ]
+    return [{**dict.fromkeys(counts, ""), **row} if n else {**counts, **row} for n, row in enumerate(rows)]
+
+
+def _rows(value: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    return [{"": name, **_row(row)} for name, row in value.items()]
+
+
+def _list(value: Sequence[Mapping[str, Any]]) -> list[Row]:
+    return [_row(row) for row in value]
+
+
+def _row(row: Mapping[str, Any]) -> Row:
+    return {_unitless(key): figure(key, item) for key, item in row.items()}
+
+
+def _pairs(value: Mapping[str, Any]) -> list[Row]:
+    return [{"": _unitless(key), "value": figure(key, item)} for key, item in value.items()]
+
+
+_CLOCKS = {"e2e": "e2e, from due", "service": "e2e, from sent", "ttft": "ttft, from due", "send_lag": "send lag"}
+_DRAWN: Mapping[str, tuple[str, Callable[[Any], list[Row]]]] = {
+    "by_class": ("Latency by class (- is a time that never came)", _by_class),
+    "latency": ("Latency of all good requests", _clocks),
+    "outcomes": ("How requests ended", _rows),
+    "rejections": ("Answers to bad requests", _rows),
+    "tokens": ("Tokens, as planned and as the server counted them", _pairs),
+    "facts": ("Traffic", _pairs),
+    "not_applicable": ("Not applicable", _list),
+}
 
 
 def _unitless(key: str) -> str:
@@ -174,15 +207,13 @@ def figure(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return "-" if math.isnan(value) else _number(key, value)
+        return _number(key, value) if math.isfinite(value) else "-"
     if isinstance(value, int):
         return f"{value:,}"
     return "-" if value is None else str(value)
 
 
 def _number(key: str, value: float) -> str:
-    if math.isinf(value):
-        return "never"
     if key.endswith("_s") and not key.endswith("_per_s") and 0 < value < 0.1:
         return f"{1000 * value:.3g} ms"
     for ending, scale, form in _UNITS:

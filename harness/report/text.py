@@ -1,10 +1,13 @@
-"""A verdict for a terminal: the word, why, what to do, then every gate and every figure, in 100 columns.
+"""A verdict for a terminal, in 100 columns: every figure, every gate, and last the word, why, and what to do.
+
+A terminal and a CI log are read from their end, so what matters most stands there.
 
 Colour and lines on a terminal; plain ASCII anywhere else and under NO_COLOR, so that a log file reads the same.
 """
 
 import io
 from collections.abc import Iterator
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -23,7 +26,7 @@ COLOUR = {
     Judgement.INCONCLUSIVE: "yellow",
     Judgement.INVALID: "magenta",
 }
-_WORDS = ("window", "limit", "verdict", "value", "expect", "wrong")
+_WORDS = ("window", "limit", "verdict", "value", "expect", "wrong", "time", "why")
 _PROVENANCE = ("run", "runs", "scenario", "engine", "target", "seed", "workers", "plan_sha256", "commit", "dirty")
 
 
@@ -45,7 +48,7 @@ def render(verdict: Verdict) -> str:
 
 
 def _drawn(verdict: Verdict) -> Group:
-    return Group(*_banner(verdict), *_tables(verdict), *_notes(verdict), *_provenance(verdict))
+    return Group(*_tables(verdict), *_reasons(verdict), *_notes(verdict), *_provenance(verdict), *_banner(verdict))
 
 
 def _banner(verdict: Verdict) -> Iterator[RenderableType]:
@@ -59,10 +62,13 @@ def _banner(verdict: Verdict) -> Iterator[RenderableType]:
 
 
 def _tables(verdict: Verdict) -> Iterator[RenderableType]:
-    for table in tables.tables(verdict, verdict.findings):
+    for table in reversed(list(tables.tables(verdict, verdict.findings))):
         yield Text(f"\n{table.title}", style="bold")
         yield _table(table)
-    for finding in tables.by_severity(tables.cases(verdict)):
+
+
+def _reasons(verdict: Verdict) -> Iterator[RenderableType]:
+    for finding in reversed(tables.by_severity(tables.cases(verdict))):
         if finding.verdict != Judgement.PASS:
             yield Text(f"\n{finding.verdict.value} {finding.gate}", style=COLOUR[finding.verdict])
             yield Padding(Text(tables.sentence(finding)), (0, 0, 0, 4))
@@ -71,7 +77,7 @@ def _tables(verdict: Verdict) -> Iterator[RenderableType]:
 def _table(table: Table) -> Drawn:
     drawn = Drawn(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1), show_edge=False)
     for place, column in enumerate(table.columns):
-        justify = "left" if place == 0 or column in _WORDS else "right"
+        justify: Literal["left", "right"] = "left" if place == 0 or column in _WORDS else "right"
         drawn.add_column(Text(column), justify=justify, overflow="fold", no_wrap=column == "verdict")
     for number, row in enumerate(table.rows):
         style = COLOUR[table.judged[number]] if table.judged else ""
@@ -82,7 +88,7 @@ def _table(table: Table) -> Drawn:
 
 def _notes(verdict: Verdict) -> Iterator[RenderableType]:
     for note in verdict.notes:
-        yield Text(f"Note: {note}")
+        yield Text(f"\nNote: {note}")
 
 
 def _provenance(verdict: Verdict) -> Iterator[RenderableType]:

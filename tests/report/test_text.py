@@ -5,25 +5,34 @@ from rich.console import Console
 from harness.model import Judgement
 from harness.report import text
 
+SHORT = {
+    "n": 846,
+    "failed": 6,
+    "e2e": {"p50_s": 0.31, "p95_s": 0.61, "p99_s": float("inf")},
+    "service": {"p50_s": 0.309, "p95_s": 0.609, "p99_s": None},
+    "ttft": {"p50_s": 0.05, "p95_s": 0.1, "p99_s": float("nan")},
+}
 TABLES = {
-    "by_class": {
-        "short": {"n": 846, "e2e": {"p50_s": 0.31, "p95_s": 0.61}, "ttft": {"p50_s": 0.05, "p95_s": 0.1}},
-        "long": {"n": 120, "e2e": {"p50_s": 2.9, "p95_s": float("inf")}, "ttft": {"p50_s": 0.5, "p95_s": 0.9}},
-    },
-    "rejections": {"empty_body": {"expect": ["400"], "n": 24, "right": 20, "open": 0, "wrong": {"ok 200": 4}}},
+    "by_class": {"short": SHORT, "long": {**SHORT, "n": 120}},
+    "latency": {**SHORT, "send_lag": {"p50_s": 0.0001, "p95_s": 0.0002, "p99_s": 0.0006}},
     "outcomes": {"short": {"ok": 840, "timeout": 6}, "long": {"ok": 120}},
-    "facts": {"bad_share": 0.1013},
+    "rejections": {"empty_body": {"expect": ["400"], "n": 24, "right": 20, "open": 0, "wrong": {"ok 200": 4}}},
+    "tokens": {"n": 840, "planned_total": 90_000, "reported_total": 91_000, "difference_median": 1.0},
+    "facts": {"windows": {"steady": [20.0, 140.0]}, "due": 1_071, "bad_share": 0.1013, "rate_per_s": 8.9},
+    "not_applicable": [],
 }
 
 
-def test_first_line_is_the_verdict(make, slow, memory):
-    """The first words are the verdict and why."""
-    assert text.render(make(slow, memory)).strip().startswith("FAIL  p95_latency: 71 of 1,204 due requests")
+def test_ends_with_the_verdict(make, slow, memory):
+    """The last lines are the verdict and why, what to do, and what was not real."""
+    verdict, to_do, real = text.render(make(slow, memory)).splitlines()[-3:]
+    assert verdict.startswith("FAIL  p95_latency: 71 of 1,204 due requests")
+    assert "do not release" in to_do and real.startswith("SIMULATED")
 
 
 def test_simulation_is_said(make, slow):
-    """A run on a simulated engine says so in capitals before any figure; a real one does not."""
-    assert "SIMULATED" in text.render(make(slow)).split("Gates")[0]
+    """A run on a simulated engine says so in capitals; one on a real engine does not."""
+    assert "SIMULATED: served by sim/h100-8b" in text.render(make(slow))
     assert "SIMULATED" not in text.render(make(slow, provenance={"engine": "vllm", "simulated": False}))
 
 
@@ -46,9 +55,26 @@ def test_own_health_is_shown(make, slow):
 
 
 def test_tables_in_words(make, slow):
-    """Measured tables carry units, wrong answers with their status, and `never` for what did not end."""
+    """Measured tables carry units, both clocks, wrong answers with their status, and the share of bad requests."""
     told = text.render(make(slow, tables=TABLES))
-    assert all(word in told for word in ("2.900 s", "50 ms", "never", "ok 200: 4", "10.13 %", "timeout"))
+    assert all(
+        word in told for word in ("0.310 s", "50 ms", "ok 200: 4", "10.13 %", "timeout", "8.9/s", "e2e, from sent")
+    )
+    assert "Not applicable" not in told
+
+
+def test_a_time_that_never_came(make, slow):
+    """Infinite, missing and null times are one dash, so that a verdict reads the same from memory and from its file."""
+    rows = [line for line in text.render(make(slow, tables={"latency": SHORT})).splitlines() if "from due" in line]
+    assert [row.split()[-1] for row in rows] == ["-", "-"]
+
+
+def test_a_gate_that_does_not_apply(make, slow):
+    """A memory gate on a target without a GPU is told in a table of its own."""
+    row = {"gate": "gpu_memory", "line": 21, "why": "the target has no GPU (gpu: none)"}
+    assert (
+        "the target has no GPU" in text.render(make(slow, tables={"not_applicable": [row]})).split("Not applicable")[1]
+    )
 
 
 def test_plain_and_narrow(make, slow, memory, thin, blind):
@@ -86,10 +112,10 @@ def test_one_verdict_over_several_runs(make, slow, memory):
     """A stage's verdict names its scenario in each gate, and tells each scenario's tables."""
     both = {"business_mix": TABLES, "streaming_modes": {"facts": {"bad_share": 0.5}}}
     told = text.render(make(slow, memory, tables=both, provenance={"stage": 1, "runs": ["a", "b"]}))
-    assert "By class (business_mix)" in told and "Facts (streaming_modes)" in told and "50 %" in told
+    assert "business_mix: Latency by class" in told and "streaming_modes: Traffic" in told and "50 %" in told
 
 
 def test_a_verdict_without_findings(make):
     """A run that was never judged is told as INVALID with its reason."""
     told = text.render(make(judgement=Judgement.INVALID, believed=(), provenance={"run": "r"}))
-    assert told.strip().startswith("INVALID  nothing was judged")
+    assert "\nINVALID  nothing was judged\n" in told
