@@ -66,9 +66,11 @@ def tree(root: int) -> list[int]:
         return []
 
 
-def busiest(root: int) -> int:
-    """The process of a tree that has used most CPU: the one that sends."""
-    return max(tree(root), key=_own_cpu_s)
+def busiest(root: int, over_s: float = 0.5) -> int:
+    """The process of a tree that uses most CPU from now on for `over_s`: while traffic flows, the one that sends."""
+    before = {pid: _ran_s(pid) for pid in tree(root)}
+    time.sleep(over_s)
+    return max(before, key=lambda pid: _ran_s(pid) - before[pid])
 
 
 def have_two_cores() -> bool:
@@ -109,10 +111,6 @@ def _stat(pid: int) -> list[str]:
         return ["0"] * 20
 
 
-def _own_cpu_s(pid: int) -> float:
-    return sum(int(ticks) for ticks in _stat(pid)[11:13]) * _TICK_S
-
-
 def _cpu_s(pid: int) -> float:
     """User and system time, with that of the children it has waited for: what they used is not lost when they end."""
     return sum(int(ticks) for ticks in _stat(pid)[11:15]) * _TICK_S
@@ -129,11 +127,20 @@ def _cores() -> tuple[float, float]:
     return busy * _TICK_S, stolen * _TICK_S
 
 
+def _ran_s(pid: int) -> float:
+    return _schedstat_s(pid, 0)
+
+
 def _run_delay_s(pid: int) -> float:
+    return _schedstat_s(pid, 1)
+
+
+def _schedstat_s(pid: int, field: int) -> float:
+    """Time of all living threads: on a core (field 0), or ready and waiting for one (1)."""
     total_ns = 0
     for task in _tasks(pid):
         try:
-            total_ns += int((task / "schedstat").read_text().split()[1])
+            total_ns += int((task / "schedstat").read_text().split()[field])
         except (FileNotFoundError, ProcessLookupError):
             continue
     return total_ns / 1e9
