@@ -87,8 +87,7 @@ def make(traffic: Traffic, target: Served, seed: int, scenario: str) -> tuple[Pl
     """The plan of a scenario's traffic against a target. The same arguments give the same plan."""
     longest = 2 * target.prompt_limit
     corpus = corpora.build(target.tokenizer, seed, longest, traffic.prompts.text)
-    asked = sorted(_asked(traffic, target, corpus, seed), key=lambda request: request.due_s)
-    requests = [replace(request, index=index) for index, request in enumerate(asked)]
+    requests = _numbered(sorted(_asked(traffic, target, corpus, seed), key=lambda request: request.due_s))
     if not requests:
         raise UsageError(f"nothing is due in the {traffic.windows[-1].end_s:g} s of {scenario}")
     header = PlanHeader(
@@ -122,8 +121,12 @@ def _written(path: Path, header: PlanHeader, requests: Iterable[Request]) -> str
     return hashlib.sha256(plan).hexdigest()
 
 
+def _numbered(requests: Iterable[Request]) -> list[Request]:
+    return [one if one.index == index else replace(one, index=index) for index, one in enumerate(requests)]
+
+
 def _asked(traffic: Traffic, target: Served, corpus: Corpus, seed: int) -> Iterator[Request]:
-    """Every request, without its index; those of one arrival follow each other, whenever they are due."""
+    """Every request; those of one arrival follow each other, whenever they are due."""
     end_s = traffic.windows[-1].end_s
     good, bad, other = (_Mix(traffic.prompts, target, corpus, f"{seed}/{whose}") for whose in ("good", BAD, "other"))
     flaws = _dealt(traffic.bad, random.Random(f"{seed}/flaws"))
@@ -138,8 +141,8 @@ def _asked(traffic: Traffic, target: Served, corpus: Corpus, seed: int) -> Itera
                 yield replace(sent, class_name=kind, expect=behaviour.expect, headers=headers)
 
     arrivals = traffic.arrivals.scaled(target.load_factor).due_s(random.Random(f"{seed}/arrivals"))
-    for due_s in takewhile(lambda moment: moment < end_s, arrivals):
-        usual, kind = good.request(due_s), kinds[drawn(kind_rng, cumulative)]
+    for index, due_s in enumerate(takewhile(lambda moment: moment < end_s, arrivals)):
+        usual, kind = good.request(due_s, index=index), kinds[drawn(kind_rng, cumulative)]
         if not kind:
             yield usual
         elif kind == BAD:
@@ -164,8 +167,11 @@ class _Mix:
 
     def __init__(self, prompts: Prompts, target: Served, corpus: Corpus, seed: str) -> None:
         self._prompts, self._limit, self._corpus = prompts, target.prompt_limit, corpus
-        self._classes = list(prompts.mix.items())
-        self._cumulative = list(accumulate(each.share for _, each in self._classes))
+        self._classes = [
+            (name, scaled(each.tokens, self._limit), prompts.streamed if each.streamed is None else each.streamed)
+            for name, each in prompts.mix.items()
+        ]
+        self._cumulative = list(accumulate(each.share for each in prompts.mix.values()))
         self._answers = prompts.answer_tokens_.cumulative()
         self._headers = tuple(prompts.headers.items())
         concerns = ("class", "length", "answer", "streamed", "give_up", "start")
@@ -176,14 +182,13 @@ class _Mix:
         first = start.randrange(corpus.starts)
         self._starts = ((first + k * stride) % corpus.starts for k in count())
 
-    def request(self, due_s: float, tokens: tuple[int, int] | None = None) -> Request:
-        """A good request, without its index; of lengths such as `tokens`, else those of its class."""
-        name, each = self._classes[drawn(self._class, self._cumulative)]
-        text, prompt_tokens = self._text(*scaled(tokens or each.tokens, self._limit))
-        streamed = self._prompts.streamed if each.streamed is None else each.streamed
+    def request(self, due_s: float, tokens: tuple[int, int] | None = None, index: int = -1) -> Request:
+        """A good request; of lengths such as `tokens`, else those of its class. Its index is final only in the plan."""
+        name, usual, streamed = self._classes[drawn(self._class, self._cumulative)]
+        text, prompt_tokens = self._text(*(scaled(tokens, self._limit) if tokens else usual))
         give_up, hangs_up = self._prompts.give_up, self._give_up.random()
         return Request(
-            index=-1,
+            index=index,
             due_s=due_s,
             class_name=name,
             path=self._prompts.path,

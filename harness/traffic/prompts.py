@@ -163,7 +163,7 @@ class Composer:
             f"x-request-id: {request.index}",
             *(f"{name}: {value}" for name, value in headers.items()),
         ]
-        return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+        return b"\r\n".join(["\r\n".join(head).encode(), b"", body])
 
     def _draft(self, request: Request) -> Draft:
         stream = b',"stream":true,"stream_options":{"include_usage":true}' if request.stream else b""
