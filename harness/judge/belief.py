@@ -39,7 +39,9 @@ def believe(timeline: Timeline, windows: Sequence[Window], tightest_s: float | N
     due = np.logical_or.reduce([timeline.within(window) for window in windows])
     send_lag = _lag("send_lag", send_lag_s(timeline, due), lag_limit_s, "requests were sent late")
     receive_lag = _lag("receive_lag", receive_lag_s(timeline, due), lag_limit_s, "answers were read late")
-    near = max(float(lag.figures.get("measured_s", math.inf)) for lag in (send_lag, receive_lag)) > NEAR * lag_limit_s
+    if not measures.answered(timeline, due).any():
+        receive_lag = _finding("receive_lag", True, "no request was answered: nothing was left unread", "", {"n": 0})
+    near = max(float(lag.figures.get("measured_s", 0.0)) for lag in (send_lag, receive_lag)) > NEAR * lag_limit_s
     return (
         _records(timeline),
         _finished(timeline),
@@ -61,8 +63,7 @@ def send_lag_s(timeline: Timeline, mask: np.ndarray) -> np.ndarray:
 
 def receive_lag_s(timeline: Timeline, mask: np.ndarray) -> np.ndarray:
     """The longest time each answer's bytes lay unread; of requests that have an answer."""
-    answered = mask & ~np.isnan(timeline.observations["first_byte_s"])
-    return np.asarray(timeline.observations["receive_lag_s"][answered], dtype=np.float64)
+    return np.asarray(timeline.observations["receive_lag_s"][measures.answered(timeline, mask)], dtype=np.float64)
 
 
 def _finding(gate: str, held: bool, why: str, limit: str, figures: Mapping[str, Any]) -> Finding:
@@ -114,7 +115,7 @@ def interrupted(timeline: Timeline) -> bool:
 
 def _never_sent(timeline: Timeline, due: np.ndarray) -> Finding:
     unsent = np.isnan(timeline.observations["sent_s"]) & (timeline.observations["outcome"] == Outcome.OPEN)
-    n, dropped = int(due.sum()), int((due & unsent).sum())
+    n, dropped = int(due.sum()), int((due & unsent & timeline.seen).sum())
     share = dropped / n if n else math.nan
     why = f"{dropped:,} of {n:,} due requests were never sent" if n else "no request was due in any judged window"
     return _finding("never_sent", share <= NEVER_SENT, why, f"<= {percent(NEVER_SENT)}", {"n": n, "bad": dropped})
@@ -184,7 +185,8 @@ def _worst_worker(
 def _little(timeline: Timeline, windows: Sequence[Window]) -> Finding:
     """Requests in flight, counted in two ways: from every record's times, and by the players as they went.
 
-    Little's law joins the two. Samples once a second scatter, so the tolerance grows by three of their standard errors.
+    Little's law joins the two. Samples once a second scatter, and may keep the beat of the arrivals: the tolerance grows
+    by three of their standard errors and one request.
     """
     residuals, figures = [], {}
     for window in windows:
@@ -197,7 +199,7 @@ def _little(timeline: Timeline, windows: Sequence[Window]) -> Finding:
             why = f"no player said how many requests were in flight in {window.name}"
             return _finding("in_flight", False, why, f"within {percent(LITTLE)}", {})
         said = sum(float(gauge.mean()) for gauge in gauges)
-        error = 3 * math.sqrt(sum(float(gauge.var()) / len(gauge) for gauge in gauges))
+        error = 1 + 3 * math.sqrt(sum(float(gauge.var()) / len(gauge) for gauge in gauges))
         excess = (
             max(0.0, abs(counted - said) - error) / max(counted, said) if max(counted, said) >= LITTLE_FROM else 0.0
         )

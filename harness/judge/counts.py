@@ -159,7 +159,7 @@ def count(
         "correlation": sample.correlation,
     }
     middle_s = (window.start_s + window.end_s) / 2
-    if halves := statistics.halves_differ(population.due_s, population.bad, middle_s, sample.deff):
+    if halves := statistics.halves_differ(population.due_s, population.bad, middle_s):
         figures["bad_share_of_halves"] = halves
     told = f"{bad:,} of {n:,} {units} were {fault}"
     if bad > permitted:

@@ -93,10 +93,10 @@ class GpuMemory:
         if len(series) != expected:
             yield f"samples of {len(series)} GPUs in this window; {expected} were announced at the start"
         for one in series:
-            if math.isnan(float(one.used.sum())):
-                yield f"{one.gpu}: {int(np.isnan(one.used).sum())} of {len(one.used)} samples are not numbers"
             if (one.total <= 0).any() or (one.free >= one.total).any():
                 yield f"{one.gpu}: memory in use reads 0 while the engine is up: the exporter has no data"
+            if math.isnan(float(one.used.sum())):
+                yield f"{one.gpu}: {int(np.isnan(one.used).sum())} of {len(one.used)} samples are not numbers"
             if (hole_s := one.hole_s(window)) > LONGEST_HOLE * interval_s:
                 yield f"{one.gpu}: no sample for {seconds(hole_s)}; one every {seconds(interval_s)} was expected"
             if (coverage := one.coverage(window, interval_s)) < self.coverage:

@@ -44,6 +44,11 @@ def good_requests(timeline: Timeline, window: Window, classes: Sequence[str] = (
     return mask
 
 
+def answered(timeline: Timeline, mask: np.ndarray) -> np.ndarray:
+    """Mask of those that got at least one byte back."""
+    return np.asarray(mask & ~np.isnan(timeline.observations["first_byte_s"]))
+
+
 def hung_up_as_planned(timeline: Timeline) -> np.ndarray:
     return np.asarray(timeline.gives_up & _ended(timeline, Outcome.CANCELLED_BY_US))
 

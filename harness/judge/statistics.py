@@ -175,8 +175,7 @@ class Sample:
         variance = k / (k - 1) * float((excess**2).sum()) / n**2
         deff = max(1.0, variance / (share * (1 - share) / n))
         independent = math.floor(n / deff * (student(n - 1) / student(k - 1)) ** 2)
-        correlation = float((excess[1:] * excess[:-1]).sum() / (excess**2).sum())
-        return cls(n, total, k, deff, max(1, independent), correlation)
+        return cls(n, total, k, deff, max(1, independent), _neighbours(excess))
 
     def worth(self, bad: int) -> int:
         """So many bad units of n, as units of the independent ones; rounded against the gate."""
@@ -209,6 +208,11 @@ class Sample:
         return more(at_share), more(if_good)
 
 
+def _neighbours(excess: np.ndarray) -> float:
+    squares = float((excess**2).sum())
+    return float((excess[1:] * excess[:-1]).sum()) / squares if squares else 0.0
+
+
 def student(freedom: int, confidence: float = 0.95) -> float:
     """Student's one-sided quantile by Cornish and Fisher's expansion; right to 1e-3 from nine degrees of freedom on."""
     z = NormalDist().inv_cdf(confidence)
@@ -220,13 +224,16 @@ def student(freedom: int, confidence: float = 0.95) -> float:
     )
 
 
-def halves_differ(due_s: np.ndarray, bad: np.ndarray, middle_s: float, deff: float) -> tuple[float, float] | None:
-    """The bad shares of the first and the second half, when they differ by more than four standard errors."""
+def halves_differ(due_s: np.ndarray, bad: np.ndarray, middle_s: float) -> tuple[float, float] | None:
+    """The bad shares of the first and the second half, when they differ by more than four standard errors.
+
+    The errors are those of independent units: a drift is itself what makes clusters differ.
+    """
     early = due_s < middle_s
     n = np.array([early.sum(), (~early).sum()])
     if n.min() < 30:
         return None
     shares = np.array([bad[early].mean(), bad[~early].mean()])
     pooled = float(bad.mean())
-    error = math.sqrt(pooled * (1 - pooled) * deff * float((1 / n).sum()))
+    error = math.sqrt(pooled * (1 - pooled) * float((1 / n).sum()))
     return (float(shares[0]), float(shares[1])) if abs(shares[1] - shares[0]) > 4 * error > 0 else None

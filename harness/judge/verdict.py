@@ -103,7 +103,8 @@ def _notes(finding: Finding) -> Iterator[str]:
     if "interval_s" in figures and finding.verdict in (Judgement.PASS, Judgement.FAIL):
         yield f"{finding.gate}: peaks shorter than {seconds(figures['interval_s'])} are not visible"
     if "chunked_streams" in figures:
-        yield f"{finding.gate}: {figures['chunked_streams']:,} streams put several tokens into one event: gaps lie between events"
+        chunked = figures["chunked_streams"]
+        yield f"{finding.gate}: {chunked:,} streams put several tokens into one event: gaps are between events"
     if "bad_share_of_halves" in figures:
         first, second = figures["bad_share_of_halves"]
         yield (

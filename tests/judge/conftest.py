@@ -1,0 +1,204 @@
+"""Lays out a run directory from a story: a few lines that say what requests met and what the machines said.
+
+A story is what a case of tests/golden holds in `log.yaml`. Whatever it does not mention is healthy: a player that is
+idle, on time and finished; a watcher that saw every GPU each second.
+
+    window: [0, 100]            # the steady state, and the run
+    requests:                   # groups, each spread evenly over `from` .. `to` (the window)
+      - {n: 900, e2e: 0.81, class: short, send_lag: 0, ttft: 0.1, gaps: [0.02], outcome: OK, status: 200, ...}
+    gpus: {GPU-0: {used: 0.8, skip: [40, 50], nan_at: 30}}
+    player: {cpu_share: 0.3, skip: [0, 0]}
+    files: 1                    # that the observations are spread over
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import TypeAdapter
+
+from harness import timeline
+from harness.judge import verdict as verdicts
+from harness.judge.gates import GATES, Gate
+from harness.model import NEVER, Event, Observation, Outcome, Reading, Request, Tag, Verdict, Window
+
+ANSWER_S = 0.5
+GPU_BYTES = 80 * 2**30
+SILENT = (Outcome.REFUSED, Outcome.TIMEOUT, Outcome.OPEN)
+HEALTHY = {"cpu_share": 0.3, "run_delay_share": 0.01, "steal_share": 0.0}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One request of the story and what became of it."""
+
+    request: Request
+    observation: Observation | None
+
+
+def gates_of(story: dict[str, Any]) -> list[Gate]:
+    named = [(name, value) for gate in story["gates"] for name, value in gate.items()]
+    return [Gate(name, 10 + n, TypeAdapter(GATES[name]).validate_python(v)) for n, (name, v) in enumerate(named)]
+
+
+def _sent(story: dict[str, Any], start_s: float, end_s: float) -> list[Sent]:
+    due = []
+    for number, group in enumerate(story.get("requests", ())):
+        begin_s, finish_s = group.get("from", start_s), group.get("to", end_s)
+        step_s = (finish_s - begin_s) / group["n"]
+        due += [(begin_s + (k + 0.5) * step_s, number, k, group) for k in range(group["n"])]
+    ordered = sorted(due, key=lambda entry: entry[:3])
+    return [_one(index, due_s, group) for index, (due_s, _, _, group) in enumerate(ordered)]
+
+
+def _one(index: int, due_s: float, group: dict[str, Any]) -> Sent:
+    outcome = Outcome[group.get("outcome", "OK")]
+    streamed = "ttft" in group or "gaps" in group
+    request = Request(
+        index=index,
+        due_s=due_s,
+        class_name=group.get("class", "short"),
+        prompt_tokens=group.get("prompt_tokens", 100),
+        max_tokens=32,
+        stream=streamed,
+        flaw=group.get("flaw", ""),
+        expect=tuple(group.get("expect", ("2xx",))),
+        give_up_s=group.get("give_up"),
+    )
+    if not group.get("seen", True):
+        return Sent(request, None)
+    request_due_s = round(due_s, 9)
+    sent_s = request_due_s + group.get("send_lag", 0.0) if group.get("sent", True) else NEVER
+    ended_s = NEVER if outcome == Outcome.OPEN else request_due_s + group.get("e2e", ANSWER_S)
+    first_s = request_due_s + group["ttft"] if "ttft" in group else NEVER
+    gaps_s = tuple(group.get("gaps", ()))
+    observation = Observation(
+        index=index,
+        due_s=request_due_s,
+        sent_s=sent_s,
+        first_byte_s=NEVER if outcome in SILENT else first_s if "ttft" in group else ended_s,
+        first_token_s=first_s,
+        last_token_s=first_s + sum(gaps_s),
+        ended_s=ended_s,
+        tokens_in=group.get("tokens_in", 0),
+        tokens_out=group.get("tokens_out", len(gaps_s) + 1),
+        status=group.get("status", 200 if outcome == Outcome.OK else 0),
+        outcome=outcome,
+        tags=Tag[group["tag"]] if "tag" in group else Tag(0),
+        receive_lag_s=group.get("receive_lag", 0.0),
+        gaps_s=gaps_s,
+    )
+    return Sent(request, observation)
+
+
+def lay_out(run_dir: Path, story: dict[str, Any]) -> None:
+    """Write the run directory that such a run would have left."""
+    start_s, end_s = story.get("window", (0.0, 100.0))
+    sent = _sent(story, start_s, end_s)
+    header = timeline.PlanHeader(
+        scenario="story",
+        seed=0,
+        requests=len(sent),
+        windows=(Window("steady", start_s, end_s),),
+        time_limit_s=30.0,
+    )
+    (run_dir / "run.json").write_bytes(orjson.dumps({"run": run_dir.name}))
+    (run_dir / "plan.jsonl").write_bytes(b"".join(timeline.plan_lines(header, [one.request for one in sent])))
+    _observations(run_dir, sent, story.get("files", 1))
+    closed_s = max([end_s, *(o.ended_s for s in sent if (o := s.observation) and not math.isnan(o.ended_s))])
+    closed_s = story.get("closed", closed_s)
+    _player(run_dir, story, sent, start_s, end_s, closed_s)
+    if "gpus" in story:
+        _watch(run_dir, story, start_s, end_s)
+    log = timeline.Log(run_dir / "log.conductor.jsonl")
+    log.event(Event(0.0, "origin"))
+    if story.get("interrupted"):
+        log.event(Event(closed_s, "interrupted"))
+    for child, code in {"player": 0, "watch": 0, **story.get("exited", {})}.items():
+        log.event(Event(closed_s, "exited", child, {"code": code}))
+    log.close()
+
+
+def _observations(run_dir: Path, sent: list[Sent], files: int) -> None:
+    logs = [timeline.ObservationLog(run_dir / f"log.player-{k}.bin") for k in range(files)]
+    for one in sent:
+        if one.observation is not None:
+            logs[one.request.index % files].append(one.observation)
+    for log in logs:
+        log.close()
+
+
+def _player(
+    run_dir: Path, story: dict[str, Any], sent: list[Sent], start_s: float, end_s: float, closed_s: float
+) -> None:
+    told = story.get("player", {})
+    skip_from, skip_to = told.get("skip", (0, 0))
+    log = timeline.Log(run_dir / "log.player-0.jsonl")
+    spans = [(o.sent_s, closed_s if math.isnan(o.ended_s) else o.ended_s) for s in sent if (o := s.observation)]
+    at_s = start_s + 0.5
+    while at_s < end_s:
+        if not skip_from <= at_s < skip_to:
+            flying = sum(begin_s <= at_s < finish_s for begin_s, finish_s in spans)
+            values = {**HEALTHY, "in_flight": flying, **{k: v for k, v in told.items() if k != "skip"}}
+            for name, value in values.items():
+                log.reading(Reading(at_s, f"player.{name}", value, {"worker": "0"}))
+        at_s += 1.0
+    if (why := story.get("stopped", "finished")) != "never":
+        log.event(Event(closed_s, "stopped", "player", {"sent": len(sent), "why": why}))
+    log.close()
+
+
+def _watch(run_dir: Path, story: dict[str, Any], start_s: float, end_s: float) -> None:
+    log = timeline.Log(run_dir / "log.watch.jsonl")
+    watching = {"series": len(story["gpus"]), "interval_s": 1.0, "source": "exporter", "simulated": True}
+    log.event(Event(0.0, "watching", "gpu", {**watching, **story.get("watching", {})}))
+    for name, told in story["gpus"].items():
+        skip_from, skip_to = told.get("skip", (0, 0))
+        for second in range(int(start_s), int(end_s)):
+            if skip_from <= second < skip_to:
+                continue
+            used = told.get("peak", told["used"]) if second == told.get("peak_at") else told["used"]
+            free = float("nan") if second == told.get("nan_at") else GPU_BYTES * (1 - used)
+            busy = told.get("utilisation", 0.4 + 0.01 * (second % 7))
+            for reading, value in (("free_bytes", free), ("total_bytes", GPU_BYTES), ("utilisation", busy)):
+                log.reading(Reading(second + 0.25, f"gpu.{reading}", value, {"gpu": name}))
+    log.event(Event(end_s, "stopped", "watch", {"why": "asked"}))
+    log.close()
+
+
+def judged(run_dir: Path, story: dict[str, Any]) -> Verdict:
+    return verdicts.judge(
+        timeline.read(run_dir),
+        gates_of(story),
+        gpu=story.get("gpu", "none"),
+        on_inconclusive=story.get("on_inconclusive", ""),
+        provenance={"run": "story"},
+    )
+
+
+Tell = Callable[[dict[str, Any]], Verdict]
+
+
+@pytest.fixture
+def tell(tmp_path: Path) -> Tell:
+    """Lay a story out as a run directory and judge what is read back from it."""
+
+    def lay_out_and_judge(story: dict[str, Any]) -> Verdict:
+        lay_out(tmp_path, story)
+        return judged(tmp_path, story)
+
+    return lay_out_and_judge
+
+
+@pytest.fixture
+def lay() -> Callable[[Path, dict[str, Any]], None]:
+    return lay_out
+
+
+@pytest.fixture
+def judge_dir() -> Callable[[Path, dict[str, Any]], Verdict]:
+    return judged
