@@ -235,7 +235,8 @@ def _engines(engines: Sequence[Address], guard: Address) -> dict[str, Any]:
         "lb_policy": "LEAST_REQUEST",
         "connect_timeout": "0.5s",
         "close_connections_on_host_health_failure": True,
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        # No merge window: what a health check finds holds for the next request, not for those a second later.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "typed_extension_protocol_options": {
             _HTTP_OPTIONS: {
                 "@type": f"type.googleapis.com/{_HTTP_OPTIONS}",
