@@ -1,0 +1,69 @@
+"""One worker's part of a run: from the files of a run directory to the start barrier, and on to the last answer.
+
+Worker k of W plays the plan's requests i with i mod W == k, wherever it runs.
+"""
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import gevent
+
+from harness import timeline
+from harness.drivers.collector import Collector
+from harness.drivers.connection import Endpoint
+from harness.drivers.player import Played, Player
+from harness.model import Event, Observation, Request
+from harness.targets import base
+from harness.traffic.prompts import Composer
+
+FILES = ("plan.jsonl", "corpus.bin", "target.yaml")  # all that a worker needs
+BARRIER_POLL_S = 0.02
+
+
+class Part:
+    """A player with its log. Raises UsageError when the target's host has no address, OSError on a missing file."""
+
+    def __init__(
+        self, run_dir: Path, worker: int, workers: int, seen: Callable[[Request, Observation, int], None]
+    ) -> None:
+        with open(run_dir / "plan.jsonl", "rb") as file:
+            header = timeline.read_header(file.readline())
+            lines = [line for number, line in enumerate(file) if number % workers == worker]
+        target = base.load(str(run_dir / "target.yaml"))
+        corpus = (run_dir / "corpus.bin").read_bytes()
+        exact = header.facts.get("exact_answers", True)
+        composer = Composer(corpus, target.model, target.host, target.sent_headers(os.environ), exact=exact)
+        self._collector = Collector(run_dir, worker, seen)
+        endpoint = Endpoint.of(target.url)
+        self._player = Player(lines, composer.wire, endpoint, header.time_limit_s, self._collector)
+        self.stop = self._player.stop
+
+    def warm(self) -> None:
+        """Open connections. From here on nothing old is looked at by the garbage collector, which pauses for 9 ms."""
+        self._player.warm()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def note(self, event: Event) -> None:
+        self._collector.log.event(event)
+
+    def play(self, origin_s: float) -> Played:
+        played = self._player.play(origin_s)
+        gc.enable()
+        return played
+
+    def close(self) -> None:
+        self._collector.close()
+
+
+def origin(run_dir: Path, asked: Callable[[], bool]) -> float | None:
+    """The start barrier: the run's origin on this machine's monotonic clock, or None when asked to stop before."""
+    while not asked():
+        origin_s = timeline.read_run_json(run_dir).get("origin_monotonic_s")
+        if origin_s is not None:
+            return float(origin_s)
+        gevent.sleep(BARRIER_POLL_S)
+    return None

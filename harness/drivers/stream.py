@@ -1,0 +1,271 @@
+"""What bytes and their moments say: from the body of an answer to one Observation.
+
+Pure: no sockets, no clock, no logging. The player keeps (moment, bytes) pairs while traffic flows and calls this when
+the request is over, so nothing here is in the way of a deadline. The rules of server-sent events are WHATWG's
+(https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation) with one leniency: a last
+event without its blank line counts. What cannot be read is MALFORMED; nothing is guessed, repaired or tokenised anew.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import orjson
+
+from harness.model import NEVER, Observation, Outcome, Request, Tag
+
+_BOM = b"\xef\xbb\xbf"
+_UNTAGGED = Tag(0)
+_TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
+
+
+@dataclass(slots=True)
+class Reply:
+    """All that came back for one request, as it came. Moments are monotonic seconds; `nan` where nothing happened.
+
+    `broken` says how the bytes ended when they did not end as HTTP says: None for a message that came whole (or a
+    stream that said [DONE]).
+    """
+
+    sent_s: float = NEVER
+    first_byte_s: float = NEVER
+    ended_s: float = NEVER
+    status: int = 0
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    broken: Outcome | None = Outcome.OPEN
+    connect_s: float = 0.0
+    receive_lag_s: float = 0.0
+    tags: Tag = _UNTAGGED
+
+
+class ServerEvent(NamedTuple):
+    """One dispatched event: the moment at which it was complete, its type (`message` unless named), its data."""
+
+    at_s: float
+    type: str
+    data: bytes
+
+
+class EventStream:
+    """Decodes server-sent events from pieces cut anywhere. Works on bytes: U+2028 or a cut character ends no line."""
+
+    def __init__(self) -> None:
+        self.strange_lines = 0  # lines that are no field of the format: a page of HTML has many
+        self._line: list[bytes] = []  # the parts of a line that has not ended
+        self._data: list[bytes] = []
+        self._type = b""
+        self._after_cr = False
+        self._opening = b""  # held until it is known whether the stream opens with a byte order mark
+        self._open = False
+
+    def feed(self, at_s: float, piece: bytes) -> Iterator[ServerEvent]:
+        """Yields the events that this piece completes."""
+        if not self._open:
+            piece = self._opening + piece
+            if len(piece) < len(_BOM) and _BOM.startswith(piece):
+                self._opening = piece
+                return
+            self._open, piece = True, piece.removeprefix(_BOM)
+        if self._after_cr and piece:
+            piece, self._after_cr = piece.removeprefix(b"\n"), False
+        if b"\r" in piece:
+            self._after_cr = piece.endswith(b"\r")
+            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if b"\n" not in piece:
+            self._line.append(piece)
+            return
+        first, *others = piece.split(b"\n")
+        rest = others.pop()
+        lines = [b"".join((*self._line, first)), *others]
+        self._line = [rest] if rest else []
+        for line in lines:
+            if line:
+                self._field(line)
+            elif (event := self._dispatched(at_s)) is not None:
+                yield event
+
+    def close(self, at_s: float) -> Iterator[ServerEvent]:
+        """The stream has ended: yields the event that lacked its blank line, if there is one."""
+        if line := b"".join((self._opening if not self._open else b"", *self._line)):
+            self._field(line)
+        if (event := self._dispatched(at_s)) is not None:
+            yield event
+
+    def _field(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+        elif name == b"event":
+            self._type = value
+        elif name not in (b"", b"id", b"retry"):  # no name: a comment, which is how servers keep a stream alive
+            self.strange_lines += 1
+
+    def _dispatched(self, at_s: float) -> ServerEvent | None:
+        data, name = self._data, self._type
+        self._data, self._type = [], b""
+        return ServerEvent(at_s, name.decode(errors="replace") or "message", b"\n".join(data)) if data else None
+
+
+@dataclass(slots=True)
+class Answer:
+    """What an answer's body says. `content_s` are the moments of its content events; `done` is the stream's [DONE]."""
+
+    content_s: list[float] = field(default_factory=list)
+    usage: dict[str, Any] | None = None
+    finished: bool = False
+    finished_apart: bool = False  # the finish came in an event of its own: the token that ended it shows no content
+    done_s: float = NEVER
+    error: bool = False
+    malformed: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.done_s == self.done_s
+
+    def take(self, at_s: float, data: bytes) -> None:
+        """Read one JSON document: an event of a stream or a whole body."""
+        try:
+            value = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            self.malformed = True
+            return
+        choices = value.get("choices", []) if isinstance(value, dict) else None
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            self.malformed = True
+            return
+        if value.get("error") or value.get("object") == "error":
+            self.error = True
+            return
+        if isinstance(usage := value.get("usage"), dict):
+            self.usage = usage
+        has_content = any(_content(choice) for choice in choices)
+        if has_content:
+            self.content_s.append(at_s)
+        if any(choice.get("finish_reason") for choice in choices):
+            self.finished, self.finished_apart = True, not has_content
+
+    def tokens(self, key: str) -> int:
+        """One count of the server's usage; 0 when it sent none, or no number."""
+        count = (self.usage or {}).get(key)
+        return count if isinstance(count, int) and 0 <= count < 1 << 32 else 0
+
+
+def _content(choice: dict[str, Any]) -> bool:
+    """Whether a choice carries text, reasoning or a tool call. A role alone is no token."""
+    if choice.get("text"):
+        return True
+    delta = choice.get("delta") or choice.get("message")
+    return isinstance(delta, dict) and any(delta.get(key) for key in _TEXT_KEYS)
+
+
+def read_stream(pieces: Iterable[tuple[float, bytes]], ended_s: float = NEVER) -> Answer:
+    """Read the body of a streamed answer. What follows [DONE] is not looked at."""
+    answer, stream = Answer(), EventStream()
+
+    def events() -> Iterator[ServerEvent]:
+        at_s = ended_s
+        for at_s, piece in pieces:
+            yield from stream.feed(at_s, piece)
+        yield from stream.close(at_s)
+
+    said = False
+    for event in events():
+        said = True
+        if event.data == b"[DONE]":
+            answer.done_s = event.at_s
+            break
+        answer.take(event.at_s, event.data)
+        answer.error |= event.type == "error"
+    if not said and stream.strange_lines:
+        answer.malformed = True
+    return answer
+
+
+def observe(request: Request, reply: Reply, origin_s: float, worker: int) -> Observation:
+    """The one record of a request: its moments from the run's origin, its tokens, and what became of it."""
+    answer = _read(request, reply)
+    streamed = request.stream and 200 <= reply.status < 300
+    content_s = answer.content_s if streamed else []
+    tokens_out = answer.tokens("completion_tokens")
+    tags = reply.tags
+    if streamed:
+        tags |= Tag.STREAMED
+    if len(content_s) > 1 and content_s[0] == content_s[1]:
+        tags |= Tag.COALESCED
+    if answer.usage is None and answer.content_s:
+        tags |= Tag.USAGE_MISSING
+        tokens_out = len(answer.content_s)
+    elif content_s and tokens_out > len(content_s) + answer.finished_apart:
+        tags |= Tag.CHUNKED_TOKENS
+    return Observation(
+        index=request.index,
+        due_s=request.due_s,
+        sent_s=reply.sent_s - origin_s,
+        first_byte_s=reply.first_byte_s - origin_s,
+        first_token_s=content_s[0] - origin_s if content_s else NEVER,
+        last_token_s=content_s[-1] - origin_s if content_s else NEVER,
+        ended_s=(answer.done_s if answer.done else reply.ended_s) - origin_s,
+        tokens_in=answer.tokens("prompt_tokens"),
+        tokens_out=tokens_out,
+        status=reply.status,
+        outcome=outcome(request, reply, answer),
+        tags=tags,
+        worker=worker,
+        receive_lag_s=reply.receive_lag_s,
+        connect_s=reply.connect_s,
+        gaps_s=tuple([later - earlier for earlier, later in pairwise(content_s)]),
+    )
+
+
+def _read(request: Request, reply: Reply) -> Answer:
+    """An error answer is not read: its status says all. A stream that is one JSON document is an error or a mistake."""
+    if not 200 <= reply.status < 300:
+        return Answer()
+    if request.stream and not _opening(reply.pieces).startswith(b"{"):
+        return read_stream(reply.pieces, reply.ended_s)
+    answer = Answer()
+    if reply.broken is None:
+        answer.take(reply.ended_s, b"".join([piece for _, piece in reply.pieces]))
+        answer.malformed |= request.stream and not answer.error
+    return answer
+
+
+def _opening(pieces: list[tuple[float, bytes]]) -> bytes:
+    return next((start for _, piece in pieces if (start := piece.lstrip()[:1])), b"")
+
+
+def outcome(request: Request, reply: Reply, answer: Answer) -> Outcome:
+    """Place a request in the closed set. A status line that is no success tells all, whole body or not."""
+    if reply.broken is Outcome.CANCELLED_BY_US:
+        return Outcome.CANCELLED_BY_US
+    if reply.status and not 200 <= reply.status < 300:
+        return _refusal(request, reply.status)
+    if reply.status and not request.expects(reply.status):
+        return Outcome.ACCEPTED_BUT_BAD
+    return _success(request, reply, answer)
+
+
+def _success(request: Request, reply: Reply, answer: Answer) -> Outcome:
+    """What the server said, then what broke the bytes, then what they are not, then what they lack."""
+    if answer.error:
+        return Outcome.ERROR_IN_STREAM
+    if reply.broken is not None and not answer.done:
+        return reply.broken
+    if answer.malformed:
+        return Outcome.MALFORMED
+    if not answer.content_s:
+        return Outcome.EMPTY
+    unfinished = request.stream and not (answer.finished and answer.done)
+    return Outcome.TRUNCATED if unfinished else Outcome.OK
+
+
+def _refusal(request: Request, status: int) -> Outcome:
+    if request.expects(status):
+        return Outcome.REJECTED_AS_EXPECTED
+    if status == 429:
+        return Outcome.RATE_LIMITED
+    if status >= 500:
+        return Outcome.HTTP_5XX
+    return Outcome.REJECTED if status >= 400 else Outcome.MALFORMED  # a redirect answers nobody who asked for a model

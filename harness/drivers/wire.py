@@ -1,0 +1,93 @@
+"""Where an answer ends: HTTP/1.1 framing, watched while the bytes come in. No sockets, no clock.
+
+Only what tells the end is looked at here: the head, the chunk framing, and a stream's `data: [DONE]`, which ends a
+request whether or not the server goes on to close the message. Bodies are kept as they came, for `stream` to read.
+HTTP/2 and proxies are refused by never being asked for.
+"""
+
+import httptools
+
+from harness.drivers.stream import Reply
+from harness.model import Outcome
+
+_DONE = b"data: [DONE]", b"data:[DONE]"
+_OVERLAP = max(map(len, _DONE))  # enough of the last piece to see a [DONE] that was cut in two, and its line's start
+
+
+class Answers:
+    """Reads the answers of one connection, one after another; a fresh `Reply` is given for each by `expect`."""
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._reply = Reply()
+        self._at_s = 0.0
+        self._stream = self._interim = self._head_seen = self._has_length = False
+        self._tail = b"\n"
+        self.whole = True  # the message has ended as HTTP says: the connection can take another
+        self.over = True  # the user has the answer: whole, or the stream said [DONE]
+        self.keep_alive = True
+
+    def expect(self, reply: Reply, stream: bool) -> None:
+        """The next bytes answer a new request."""
+        self._reply, self._stream, self._tail = reply, stream, b"\n"
+        self.whole = self.over = self._head_seen = self._has_length = False
+
+    def feed(self, at_s: float, data: bytes) -> bool:
+        """Take bytes that arrived at `at_s`; True when the answer is over. Malformed bytes end it too."""
+        if self.whole:  # nothing was asked: the connection cannot be trusted
+            self.keep_alive = False
+            return True
+        reply = self._reply
+        if reply.first_byte_s != reply.first_byte_s:
+            reply.first_byte_s = at_s
+        self._at_s = at_s
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._end(Outcome.MALFORMED)
+        except httptools.HttpParserError:
+            self._end(None if self.over else Outcome.MALFORMED)
+        return self.over
+
+    def closed(self) -> Outcome | None:
+        """How an answer stands when the peer closes in good order: None if that is its proper end."""
+        if not self._head_seen:
+            return Outcome.RESET
+        return Outcome.TRUNCATED if self._has_length else None
+
+    def close(self) -> None:
+        """Let go of the parser, which holds us as we hold it: nobody collects such a pair while traffic flows."""
+        del self._parser
+
+    def _end(self, broken: Outcome | None) -> None:
+        self._reply.broken, self.over, self.whole, self.keep_alive = broken, True, True, False
+
+    # Called by the parser -----------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._has_length = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        self._interim = 100 <= status < 200  # 100 Continue, 103 Early Hints: the answer is still to come
+        if not self._interim:
+            self._head_seen, self._reply.status = True, status
+
+    def on_body(self, body: bytes) -> None:
+        if self.over:
+            return
+        self._reply.pieces.append((self._at_s, body))
+        if self._stream:
+            seen = self._tail + body
+            if b"[DONE]" in seen and any(b"\n" + done in seen or b"\r" + done in seen for done in _DONE):
+                self._reply.broken, self.over = None, True
+            self._tail = seen[-_OVERLAP - 1 :]
+
+    def on_message_complete(self) -> None:
+        if self._interim:
+            return
+        if not self.over:
+            self._reply.broken = None
+        self.over = self.whole = True
+        self.keep_alive = self._parser.should_keep_alive()
