@@ -48,8 +48,7 @@ def main() -> None:
         try:
             status = forked(options.zygote, cpu_arguments(options), options.port)
         except NoReplicaError as reason:
-            sys.stdout.write(f"vllm_replica: plain start, because {reason}\n")
-            sys.stdout.flush()
+            say(f"plain start, because {reason}")
     if status is None:
         status = started(gpu_arguments(options) if GPU.exists() else cpu_arguments(options))
     sys.exit(status if status >= 0 else 128 - status)
@@ -152,6 +151,7 @@ def forked(zygote: Path, arguments: list[str], port: int) -> int:
             kill_rest_of_group()
             raise
         forward_signals(answer["pid"])
+        say("serving, forked by the zygote")
         ended = receive(connection)
     if "exited" not in ended:
         sys.exit("vllm_replica: the zygote died, and the replica goes with it")
@@ -213,6 +213,12 @@ def kill_rest_of_group() -> None:
                 os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+
+
+def say(message: str) -> None:
+    """One line in the replica's log."""
+    sys.stdout.write(f"vllm_replica: {message}\n")
+    sys.stdout.flush()
 
 
 def forward_signals(pid: int) -> None:

@@ -95,8 +95,8 @@ def serve(listener: socket.socket) -> list[str]:
                 connection, _ = listener.accept()
                 connection.settimeout(REQUEST_LIMIT_S)
                 try:
-                    request, streams, _, _ = socket.recv_fds(connection, REQUEST_BYTES, maxfds=2)
-                    wanted = json.loads(request)
+                    message, streams, _, _ = socket.recv_fds(connection, REQUEST_BYTES, maxfds=2)
+                    request = json.loads(message)
                 except (OSError, ValueError):
                     connection.close()
                     continue
@@ -104,28 +104,27 @@ def serve(listener: socket.socket) -> list[str]:
                 if pid == 0:
                     let_go(connection, replicas)
                     take_streams(streams)
-                    arguments: list[str] = wanted["arguments"]
-                    return arguments
+                    return list(request["arguments"])
                 for stream in streams:
                     os.close(stream)
-                if enrol(pid, wanted["group"], connection):
+                if enrol(pid, request["group"], connection):
                     pidfd = os.pidfd_open(pid)
                     replicas[pidfd] = pid, connection
                     events.register(pidfd, selectors.EVENT_READ)
 
 
 def enrol(pid: int, group: int, connection: socket.socket) -> bool:
-    """Put the replica into its client's process group and tell the client; without the group there is no replica."""
+    """Put the replica into its client's process group, then tell the client; a replica of nobody's is killed."""
     try:
         os.setpgid(pid, group)
-    except OSError as refused:
+        connection.send(json.dumps({"pid": pid}).encode())
+        return True
+    except OSError as refused:  # a group of another session, or a client that has died
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        tell(connection, {"error": f"a process group of another session: {refused.strerror}"})
+        tell(connection, {"error": f"process group {group}: {refused.strerror}"})
         connection.close()
         return False
-    tell(connection, {"pid": pid})
-    return True
 
 
 def bury(pidfd: int, pid: int, connection: socket.socket) -> None:
