@@ -14,7 +14,7 @@ from reference_stack.engine.metrics import Metrics
 from reference_stack.engine.profile import GIB, Profile
 from reference_stack.gpu.device import Device, OutOfDeviceMemory
 
-STANDSTILL_S = 0.05
+STANDSTILL_S = 0.25
 REPORT_PERIOD_S = 0.5
 
 

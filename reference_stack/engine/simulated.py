@@ -41,6 +41,7 @@ class Server:
         self._tokens = tokens
         self._replica = replica
         self._seed = seed
+        self._words = tokens.words
         self._created = int(time.time())
 
     def app(self) -> web.Application:
@@ -66,7 +67,7 @@ class Server:
         prompt = await self._encode(request)
         max_model_len = self._replica.profile.vllm.max_model_len
         limit = generation.output_limit(request, prompt, self._tokens.vocabulary_size, max_model_len)
-        answered = answer(self._seed, prompt, self._tokens.words, limit, request.ignore_eos)
+        answered = answer(self._seed, prompt, self._words, limit, request.ignore_eos)
         kind = "chatcmpl" if chat else "cmpl"
         envelope = Envelope(f"{kind}-{uuid.uuid4().hex}", int(time.time()), self._model, chat, len(prompt))
         if request.stream:

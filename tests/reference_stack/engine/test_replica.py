@@ -1,0 +1,130 @@
+"""The replica in real time: pace, aborts, memory and utilisation."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from reference_stack.engine import profile, replica
+from reference_stack.engine.answers import Answer
+from reference_stack.engine.replica import Replica
+from reference_stack.gpu.device import Device, OutOfDeviceMemory
+
+CARD = profile.load("h100-8b", max_model_len=2304)
+STEP_S = CARD.cost(1, 100, 100).step_s
+
+
+def answer_of(tokens: int) -> Answer:
+    """An answer of that many tokens."""
+    return Answer([" a"] * tokens, "length")
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    """The card of the profile."""
+    device = Device(tmp_path / "GPU-0.json")
+    device.create(CARD.gpu.name, CARD.memory_bytes)
+    return device
+
+
+@pytest.fixture
+def served(device: Device) -> Replica:
+    """A replica on it; its loop is started by the test."""
+    return Replica("tiny", CARD, device)
+
+
+async def receive(served: Replica, tokens: int) -> list[float]:
+    """Ask for so many tokens; the times at which they came."""
+    times = []
+    with served.admitted(10, answer_of(tokens), tokens) as ready:
+        for _ in range(tokens):
+            await ready.acquire()
+            times.append(time.monotonic())
+    return times
+
+
+def test_tokens_keep_the_schedule(served: Replica) -> None:
+    """Tokens come no faster than the profile's arithmetic allows, and late wake-ups do not add up."""
+
+    async def scenario() -> list[float]:
+        loop = asyncio.create_task(served.run())
+        times = await receive(served, 100)
+        loop.cancel()
+        return times
+
+    times = asyncio.run(scenario())
+    assert times[-1] - times[0] > 99 * STEP_S - replica.STANDSTILL_S
+    assert served.scheduler.kv_usage == 0
+
+
+def test_standstill_is_not_made_up_for(served: Replica) -> None:
+    """After a standstill the engine goes on where it was: the time is lost, and no burst of tokens follows."""
+
+    async def scenario() -> tuple[list[float], float]:
+        loop = asyncio.create_task(served.run())
+        asking = asyncio.create_task(receive(served, 100))
+        await asyncio.sleep(10 * STEP_S)
+        time.sleep(2 * replica.STANDSTILL_S)
+        resumed_s = time.monotonic()
+        times = await asking
+        loop.cancel()
+        return times, resumed_s
+
+    times, resumed_s = asyncio.run(scenario())
+    after = [moment for moment in times if moment > resumed_s]
+    assert len(after) > 50
+    assert after[-1] - after[0] > (len(after) - 2) * STEP_S - replica.STANDSTILL_S
+
+
+def test_leaving_aborts(served: Replica) -> None:
+    """A request that is left is gone from the batch and the cache at once, and is not counted as served."""
+
+    async def scenario() -> None:
+        loop = asyncio.create_task(served.run())
+        with served.admitted(1000, answer_of(1000), 1000) as ready:
+            await ready.acquire()
+            assert served.scheduler.kv_usage > 0
+            assert len(served.scheduler.running) == 1
+            with pytest.raises(ConnectionResetError), served.admitted(10, answer_of(5), 5):
+                raise ConnectionResetError
+        loop.cancel()
+
+    asyncio.run(scenario())
+    assert not served.scheduler.running
+    assert not served.scheduler.waiting
+    assert served.scheduler.kv_usage == 0
+    assert b'finished_reason="length",model_name="tiny"} 1.0' in served.metrics.page()
+
+
+def test_memory_is_taken_whole(served: Replica, device: Device) -> None:
+    """A replica holds weights, KV cache and activations: gpu_memory_utilization of the card within 1 %."""
+    state = device.read()
+    assert [allocation.name for allocation in state.allocations] == ["weights", "kv_cache", "activations"]
+    assert state.used_bytes / state.total_bytes == pytest.approx(CARD.vllm.gpu_memory_utilization, rel=0.01)
+
+
+def test_second_replica_does_not_fit(served: Replica, device: Device) -> None:
+    """Another replica on the same device fails as vLLM does, and takes nothing."""
+    before = device.read().used_bytes
+    with pytest.raises(OutOfDeviceMemory, match="less than desired GPU memory utilization"):
+        Replica("tiny", CARD, device)
+    assert device.read().used_bytes == before
+
+
+def test_utilisation_is_reported(served: Replica, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode shows as a busy device with its memory interface more active than its tensor cores."""
+    monkeypatch.setattr(replica, "REPORT_PERIOD_S", 0.1)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(10):
+            tasks = [asyncio.create_task(served.run()), asyncio.create_task(served.report())]
+            asking = asyncio.create_task(receive(served, 100))
+            while not (seen := device.read().utilisation) or not seen.busy:
+                await asyncio.sleep(0.02)
+            await asking
+            for task in tasks:
+                task.cancel()
+            assert 0 < seen.tensor_active < seen.dram_active <= seen.busy <= 1
+
+    asyncio.run(scenario())
