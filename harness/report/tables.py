@@ -52,20 +52,22 @@ class Table:
 def banner(verdict: Verdict) -> Banner:
     """What a reader must see first."""
     worst = [f for f in cases(verdict) if f.verdict == verdict.verdict and f.needs]
-    engine = verdict.provenance.get("engine", "a simulated engine")
     return Banner(
         verdict=verdict.verdict,
         why=verdict.why,
         to_do=f"Needs {worst[0].needs}." if worst else TO_DO[verdict.verdict],
-        simulated=f"SIMULATED: served by {engine}; no real GPU and no real model were measured."
-        if simulated(verdict)
-        else "",
+        simulated=simulated(verdict),
     )
 
 
-def simulated(verdict: Verdict) -> bool:
-    """Whether what was measured was a simulation, by the run's own record or by that of its GPUs."""
-    return bool(verdict.provenance.get("simulated")) or any(f.figures.get("simulated") for f in verdict.findings)
+def simulated(verdict: Verdict) -> str:
+    """What was not real, by the run's own record and by that of its GPUs; "" when all was."""
+    if verdict.provenance.get("simulated"):
+        engine = verdict.provenance.get("engine", "a simulated engine")
+        return f"SIMULATED: served by {engine}; no real GPU and no real model were measured."
+    if any(finding.figures.get("simulated") for finding in verdict.findings):
+        return "SIMULATED: the GPUs are simulated devices; no real GPU memory was measured."
+    return ""
 
 
 def cases(verdict: Verdict) -> list[Finding]:

@@ -30,10 +30,12 @@ def test_ends_with_the_verdict(make, slow, memory):
     assert "do not release" in to_do and real.startswith("SIMULATED")
 
 
-def test_simulation_is_said(make, slow):
-    """A run on a simulated engine says so in capitals; one on a real engine does not."""
+def test_simulation_is_said(make, slow, memory):
+    """A run on a simulated engine says so in capitals; one on a real engine says it of simulated GPUs alone."""
     assert "SIMULATED: served by sim/h100-8b" in text.render(make(slow))
-    assert "SIMULATED" not in text.render(make(slow, provenance={"engine": "vllm", "simulated": False}))
+    real = {"engine": "vllm", "simulated": False}
+    assert "SIMULATED" not in text.render(make(slow, provenance=real))
+    assert "SIMULATED: the GPUs are" in text.render(make(slow, memory, provenance=real))
 
 
 def test_gate_row_has_its_figures(make, slow, memory):
