@@ -108,7 +108,8 @@ def _gateway(target: Target, state: Path) -> Program:
         *("--config-path", str(state / "envoy.yaml"), "--concurrency", "1"),
         *("--disable-hot-restart", "--log-level", "warning", "--file-flush-interval-msec", "500"),
     )
-    return Program("gateway", command, target.url, f"{target.url}/v1/models", (target.port, ports(target).admin))
+    admin = ports(target).admin
+    return Program("gateway", command, target.url, f"http://{HOST}:{admin}/ready", (target.port, admin))
 
 
 def _exporter(target: Target, state: Path) -> Program:

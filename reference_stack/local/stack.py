@@ -159,7 +159,7 @@ class Stack:
         """Return when every program answers and the gateway has a token from every replica."""
         deadline = time.monotonic() + READY_LIMIT_S[target.engine]
         waiting = started
-        while waiting or not _all_in_service(target):
+        while waiting or not _serves(target):
             with contextlib.suppress(OSError):  # supervisord opens its socket after the parent has left
                 for name, (state, _) in self._supervisor.states().items():
                     if state not in ("STARTING", "RUNNING"):
@@ -168,7 +168,7 @@ class Stack:
             if time.monotonic() > deadline:
                 late = waiting[0].name if waiting else "gateway"
                 raise self._failure(late, f"was not ready after {READY_LIMIT_S[target.engine]:g} s")
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     def _failure(self, program: str, what: str) -> StackError:
         file = supervisor.log_file(self._state, program)
@@ -229,11 +229,12 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _all_in_service(target: Target) -> bool:
-    """Whether the gateway counts every replica as healthy: its check of one is a one-token completion."""
+def _serves(target: Target) -> bool:
+    """Whether users are served, by every replica: the gateway's check of one is a one-token completion."""
     url = f"http://{HOST}:{ports(target).admin}/stats?filter=^cluster.engines.membership_healthy$"
     try:
         with _direct.open(url, timeout=2) as answer:
-            return bool(answer.read().split()[-1:] == [str(len(target.engines)).encode()])
+            healthy = answer.read().split()[-1:] == [str(len(target.engines)).encode()]
     except OSError:
         return False
+    return healthy and _answers(f"{target.url}/v1/models")
