@@ -1,0 +1,100 @@
+"""Where an answer ends: HTTP/1.1 framing of every kind, cut anywhere."""
+
+import pytest
+
+from harness.drivers.stream import Reply
+from harness.drivers.wire import Answers
+from harness.model import Outcome
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def fed(data: bytes, step: int, *, stream: bool = False) -> tuple[Answers, Reply]:
+    answers, reply = Answers(), Reply()
+    answers.expect(reply, stream)
+    for at in range(0, len(data), step):
+        answers.feed(float(at), data[at : at + step])
+    return answers, reply
+
+
+def body(reply: Reply) -> bytes:
+    return b"".join(piece for _, piece in reply.pieces)
+
+
+@pytest.mark.parametrize("step", [1, 3, 10_000])
+@pytest.mark.parametrize(
+    ("data", "status", "text", "keep_alive"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi", 200, b"hi", True),
+        (CHUNKED + b"2\r\nhi\r\n0\r\n\r\n", 200, b"hi", True),
+        (b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nhi", 200, b"hi", False),
+        (b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi", 200, b"hi", False),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 413 No\r\ncontent-length: 2\r\n\r\nno", 413, b"no", True),
+        (b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n", 204, b"", True),
+    ],
+)
+def test_a_whole_message_ends_the_request(data: bytes, status: int, text: bytes, keep_alive: bool, step: int) -> None:
+    """However it is framed and cut, the last byte ends it and tells whether the connection lives on."""
+    answers, reply = fed(data, step)
+    assert (answers.over, answers.whole, answers.keep_alive) == (True, True, keep_alive)
+    assert (reply.status, body(reply), reply.broken) == (status, text, None)
+
+
+@pytest.mark.parametrize("step", [1, 5, 10_000])
+@pytest.mark.parametrize("done", [b"data: [DONE]\n\n", b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n"])
+def test_done_ends_the_request_though_the_message_goes_on(done: bytes, step: int) -> None:
+    """The user has everything at [DONE]; the connection waits for the end of the message."""
+    data = CHUNKED + b"%x\r\ndata: {}\n\n%b\r\n" % (len(done) + 10, done)
+    answers, reply = fed(data, step, stream=True)
+    assert (answers.over, answers.whole, reply.broken) == (True, False, None)
+    answers.feed(1e9, b"0\r\n\r\n")
+    assert (answers.whole, answers.keep_alive) == (True, True)
+
+
+def test_a_model_may_write_the_word_done() -> None:
+    """[DONE] inside a token, or in a plain answer, ends nothing."""
+    text = b'data: {"content":"say data: [DONE]"}\n\n'
+    assert not fed(CHUNKED + b"%x\r\n%b\r\n" % (len(text), text), 10_000, stream=True)[0].over
+    line = b"\ndata: [DONE]\n\n"
+    assert not fed(CHUNKED + b"%x\r\n%b\r\n" % (len(line), line), 10_000, stream=False)[0].over
+
+
+@pytest.mark.parametrize(
+    "data", [b"SSH-2.0-OpenSSH\r\n", CHUNKED + b"ZZ\r\n", b"HTTP/1.1 101 X\r\nupgrade: h2c\r\n\r\n"]
+)
+def test_bytes_that_are_no_http_are_malformed(data: bytes) -> None:
+    """They end the request and the connection."""
+    answers, reply = fed(data, 10_000)
+    assert (answers.over, answers.keep_alive, reply.broken) == (True, False, Outcome.MALFORMED)
+
+
+@pytest.mark.parametrize(
+    ("data", "broken"),
+    [
+        (b"", Outcome.RESET),
+        (b"HTTP/1.1 200", Outcome.RESET),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhi", Outcome.TRUNCATED),
+        (CHUNKED + b"5\r\nhi", Outcome.TRUNCATED),
+        (b"HTTP/1.1 200 OK\r\n\r\nhi", None),
+    ],
+)
+def test_a_peer_that_closes_ends_only_what_has_no_length(data: bytes, broken: Outcome | None) -> None:
+    """A body read to the close is whole when the peer closes; anything else lacks something."""
+    assert fed(data, 10_000)[0].closed() is broken
+
+
+def test_one_connection_answers_many_requests() -> None:
+    """The next answer is read into the next reply."""
+    answers = Answers()
+    for word in (b"ab", b"cd"):
+        reply = Reply()
+        answers.expect(reply, False)
+        answers.feed(1.0, b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n" + word)
+        assert (body(reply), answers.keep_alive) == (word, True)
+
+
+def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
+    """An idle connection that speaks cannot be trusted with the next request."""
+    answers, _ = fed(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", 10_000)
+    answers.feed(1.0, b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+    assert not answers.keep_alive
