@@ -59,10 +59,10 @@ def decide(request: Request, tokens: Tokens, prompt_limit: int) -> Decision:
     field = PROMPT_PATHS.get(request.path.partition("?")[0].rstrip("/"))
     if field is None:
         return NOT_A_PROMPT
-    if request.content_type.partition(";")[0].strip().lower() != "application/json":
-        return Decision(415, "wrong_content_type", "The content type must be application/json.")
     if not request.body.strip():
         return Decision(400, "empty_body", "The request body is empty.")
+    if request.content_type.partition(";")[0].strip().lower() != "application/json":
+        return Decision(415, "wrong_content_type", "The content type must be application/json.")
     try:
         document = orjson.loads(request.body)
     except orjson.JSONDecodeError as error:
