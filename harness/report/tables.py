@@ -9,6 +9,7 @@ left out, and nothing is called good that the verdict does not call so.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,8 @@ def _clocks(figures: Mapping[str, Any]) -> list[Row]:
     return [{**dict.fromkeys(counts, ""), **row} if n else {**counts, **row} for n, row in enumerate(rows)]
 
 
-def _rows(value: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    return [{"": name, **_row(row)} for name, row in value.items()]
+def _rows(heading: str, value: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    return [{heading: name, **_row(row)} for name, row in value.items()]
 
 
 def _list(value: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -186,8 +187,8 @@ _CLOCKS = {"e2e": "e2e, from due", "service": "e2e, from sent", "ttft": "ttft, f
 _DRAWN: Mapping[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "by_class": ("Latency by class (- is a time that never came)", _by_class),
     "latency": ("Latency of all good requests", _clocks),
-    "outcomes": ("How requests ended", _rows),
-    "rejections": ("Answers to bad requests", _rows),
+    "outcomes": ("How requests ended", partial(_rows, "class")),
+    "rejections": ("Answers to bad requests", partial(_rows, "kind")),
     "tokens": ("Tokens, as planned and as the server counted them", _pairs),
     "facts": ("Traffic", _pairs),
     "not_applicable": ("Not applicable", _list),

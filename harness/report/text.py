@@ -6,6 +6,7 @@ Colour and lines on a terminal; plain ASCII anywhere else and under NO_COLOR, so
 """
 
 import io
+import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -26,7 +27,7 @@ COLOUR = {
     Judgement.INCONCLUSIVE: "yellow",
     Judgement.INVALID: "magenta",
 }
-_WORDS = ("window", "limit", "verdict", "value", "expect", "wrong", "time", "why")
+_WORDS = ("", "gate", "class", "kind", "window", "limit", "verdict", "value", "expect", "wrong", "time", "why")
 _PROVENANCE = ("run", "runs", "scenario", "engine", "target", "seed", "workers", "plan_sha256", "commit", "dirty")
 
 
@@ -76,8 +77,8 @@ def _reasons(verdict: Verdict) -> Iterator[RenderableType]:
 
 def _table(table: Table) -> Drawn:
     drawn = Drawn(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1), show_edge=False)
-    for place, column in enumerate(table.columns):
-        justify: Literal["left", "right"] = "left" if place == 0 or column in _WORDS else "right"
+    for column in table.columns:
+        justify: Literal["left", "right"] = "left" if column in _WORDS else "right"
         drawn.add_column(Text(column), justify=justify, overflow="fold", no_wrap=column == "verdict")
     for number, row in enumerate(table.rows):
         style = COLOUR[table.judged[number]] if table.judged else ""
@@ -87,12 +88,17 @@ def _table(table: Table) -> Drawn:
 
 
 def _notes(verdict: Verdict) -> Iterator[RenderableType]:
-    for note in verdict.notes:
-        yield Text(f"\nNote: {note}")
+    if verdict.notes:
+        yield Text("\n" + "\n".join(f"Note: {note}" for note in verdict.notes))
 
 
 def _provenance(verdict: Verdict) -> Iterator[RenderableType]:
     known = ((key, verdict.provenance.get(key)) for key in _PROVENANCE)
-    words = [f"{key} {tables.figure(key, value)}" for key, value in known if value not in (None, "", False)]
+    words = [f"{key} {_short(tables.figure(key, value))}" for key, value in known if value not in (None, "", False)]
     if words:
         yield Text("\n" + "; ".join(words), style="dim")
+
+
+def _short(word: str) -> str:
+    """A hash is known by its first twelve digits."""
+    return word[:12] if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", word) else word

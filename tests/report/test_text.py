@@ -2,6 +2,7 @@ import io
 
 from rich.console import Console
 
+from harness.judge import verdict as verdicts
 from harness.model import Judgement
 from harness.report import text
 
@@ -121,3 +122,9 @@ def test_a_verdict_without_findings(make):
     """A run that was never judged is told as INVALID with its reason."""
     told = text.render(make(judgement=Judgement.INVALID, believed=(), provenance={"run": "r"}))
     assert "\nINVALID  nothing was judged\n" in told
+
+
+def test_the_same_from_memory_and_from_its_file(make, slow, memory, thin, blind):
+    """A verdict that was written and read again is told in the same words."""
+    told = make(slow, memory, thin, blind, tables=TABLES)
+    assert text.render(verdicts.from_json(verdicts.to_json(told))) == text.render(told)
