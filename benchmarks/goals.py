@@ -27,7 +27,7 @@ class Results:
 
     trials: dict[str, list[Trial]] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
-    storage: dict[str, float] | None = None
+    storage: list[dict[str, float]] = field(default_factory=list)
 
     def of(self, section: str, client: str = "harness") -> list[Trial]:
         return [trial for trial in self.trials.get(section, ()) if trial.client == client]
@@ -209,9 +209,9 @@ def _repairs_a_blocked_loop(results: Results) -> Judged:
 
 
 def _stores_cheaply(results: Results) -> Judged:
-    cost = results.storage
-    if cost is None:
+    if not results.storage:
         return "", NOT_RUN
+    cost = {name: median(each[name] for each in results.storage) for name in results.storage[0]}
     said = (
         f"{cost['rss_growth_mb']:.0f} MB, {cost['cpu_us_per_sample']:.1f} us a sample, "
         f"percentiles off by {100 * cost['percentile_error']:.3f} % ({cost['samples']:.0f} samples)"

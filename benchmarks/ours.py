@@ -51,7 +51,9 @@ def run_of(folder: Path) -> timeline.Timeline:
 
 
 def scenario(load: Load) -> str:
-    """Poisson arrivals of short prompts, with a gate that only a broken run misses: the harness is what is judged."""
+    """Poisson arrivals of short prompts, with a gate just above the server's own time: what the harness may be late by
+    follows from its gates, and here a few milliseconds spoil a run."""
+    gate = {"of": "ttft" if load.streamed else "e2e", "below": "60ms"}
     return yaml.safe_dump(
         {
             "claim": "The load generator keeps its own schedule.",
@@ -64,7 +66,7 @@ def scenario(load: Load) -> str:
                     "streamed": "100%" if load.streamed else "0%",
                 },
             },
-            "gates": [{"p95_latency": {"below": "10s"}}],
+            "gates": [{"p95_latency": gate}],
         },
         sort_keys=False,
     )

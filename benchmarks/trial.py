@@ -208,7 +208,7 @@ def _measure(
 ) -> tuple[Usage, int]:
     """Usage over the steady part, and the requests begun in it."""
     meter = Meter(process.pid, [server.process.pid])
-    _await_begun(STEADY[0] * load.requests, load.seconds, process, server, client, folder)
+    _await_begun(STEADY[0] * load.requests, 3 * load.seconds + 30, process, server, client, folder)
     start, first = meter.read(), server.stats()["begun"]
     _await_begun(STEADY[1] * load.requests, 3 * load.seconds + 30, process, server, client, folder)
     end, last = meter.read(), server.stats()["begun"]

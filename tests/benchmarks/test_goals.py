@@ -105,5 +105,5 @@ def test_more_workers_cost() -> None:
 def test_storage() -> None:
     """Storage is judged on memory, CPU and what comes back."""
     cost = {"samples": 1e6, "rss_growth_mb": 1.0, "cpu_us_per_sample": 2.0, "percentile_error": 0.0}
-    assert judged(Results(storage=cost))[9].outcome == MET
-    assert judged(Results(storage=cost | {"percentile_error": 0.01}))[9].outcome == NOT_MET
+    assert judged(Results(storage=[cost]))[9].outcome == MET
+    assert judged(Results(storage=[cost | {"percentile_error": 0.01}]))[9].outcome == NOT_MET
