@@ -34,11 +34,12 @@ def _session(state: Path) -> int | None:
     try:
         pid = int((state / "supervisord.pid").read_text())
         leader = psutil.Process(pid)
-    except (OSError, ValueError):
+        stranger = _alive(leader) and not _marked(leader, state)
+    except (OSError, ValueError, psutil.AccessDenied):
         return None
     except psutil.NoSuchProcess:
-        return pid  # its members keep the number from being used again
-    return pid if not _alive(leader) or _marked(leader, state) else None
+        stranger = False  # the leader is dead; its members keep the number from being used again
+    return None if stranger else pid
 
 
 def _marked(process: psutil.Process, state: Path) -> bool:
