@@ -50,8 +50,8 @@ def believe(timeline: Timeline, windows: Sequence[Window], tightest_s: float | N
         receive_lag,
         _rate(timeline, windows, lag_limit_s),
         _cpu(timeline, windows),
-        _waiting(timeline, windows, "run_delay", "player.run_delay_share", near),
-        _waiting(timeline, windows, "steal", "player.steal_share", near),
+        _waiting(timeline, windows, "run_delay", "the busiest player waited for a core for {} of the time", near),
+        _waiting(timeline, windows, "steal", "{} of the machine was taken away by its host", near),
         _little(timeline, windows),
     )
 
@@ -154,11 +154,11 @@ def _cpu(timeline: Timeline, windows: Sequence[Window]) -> Finding:
     return _finding("player_cpu", measured <= CPU, why, limit, {"measured": measured})
 
 
-def _waiting(timeline: Timeline, windows: Sequence[Window], gate: str, reading: str, near: bool) -> Finding:
+def _waiting(timeline: Timeline, windows: Sequence[Window], gate: str, words: str, near: bool) -> Finding:
     """A wait for cores: fine while short; while longer, only if it left no trace in the lags."""
     bearable = WAITING if near else WAITING_WITHOUT_EFFECT
-    measured, trouble = _worst_worker(timeline, reading, windows, lambda values: float(values.mean()))
-    why = trouble or f"{percent(round(measured, 3))} of the time was spent waiting for a core"
+    measured, trouble = _worst_worker(timeline, f"player.{gate}_share", windows, lambda values: float(values.mean()))
+    why = trouble or words.format(percent(round(measured, 3)))
     if not trouble and WAITING < measured <= bearable:
         why += ", without effect on what was measured"
     return _finding(gate, measured <= bearable, why, f"<= {percent(bearable)}", {"measured": measured})
@@ -185,8 +185,8 @@ def _worst_worker(
 def _little(timeline: Timeline, windows: Sequence[Window]) -> Finding:
     """Requests in flight, counted in two ways: from every record's times, and by the players as they went.
 
-    Little's law joins the two. Samples once a second scatter, and may keep the beat of the arrivals: the tolerance grows
-    by three of their standard errors and one request.
+    Little's law joins the two. Samples once a second scatter, and may keep the beat of the arrivals: the tolerance
+    grows by three of their standard errors and one request.
     """
     residuals, figures = [], {}
     for window in windows:

@@ -86,9 +86,10 @@ def _gaps(timeline: Timeline, mask: np.ndarray, below_s: float) -> Population:
     failed = mask & ~unended & ~_ended(timeline, Outcome.OK) & ~hung_up_as_planned(timeline)
     gaps_s = timeline.gaps_of(mask)
     extra = np.concatenate([np.ones(failed.sum(), dtype=bool), np.zeros(unended.sum(), dtype=bool)])
-    due_s = np.repeat(timeline.due_s, np.diff(timeline.gap_start) * mask)
+    # Millions of gaps: single precision still tells the span of 10 s that each belongs to.
+    due_s = np.repeat(timeline.due_s.astype(np.float32), np.diff(timeline.gap_start) * mask)
     return Population(
-        due_s=np.concatenate([due_s, timeline.due_s[failed], timeline.due_s[unended]]),
+        due_s=np.concatenate([due_s, timeline.due_s[failed], timeline.due_s[unended]], dtype=np.float32),
         values_s=np.concatenate([gaps_s, np.full(len(extra), FAILED, dtype=gaps_s.dtype)]),
         bad=np.concatenate([~(gaps_s < below_s), extra]),
         unknown=np.concatenate([np.zeros(len(gaps_s), dtype=bool), ~extra]),

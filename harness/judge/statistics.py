@@ -164,7 +164,7 @@ class Sample:
         Graubard's use of Student's factor for few clusters); else it is 1, and a reader is told so by `clusters`.
         """
         n, total = len(due_s), int(bad.sum())
-        cluster = ((due_s - start_s) // CLUSTER_S).astype(np.int64)
+        cluster = ((due_s - start_s) // CLUSTER_S).astype(np.int32)
         size = np.bincount(cluster) if n else np.zeros(0, dtype=np.int64)
         filled = size > 0
         k = int(filled.sum())

@@ -1,0 +1,302 @@
+"""The log and the plan as files: what is written is read back, and what a crash leaves is read up to its last block."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness import timeline
+from harness.model import NEVER, Event, Observation, Outcome, Reading, Request, Tag, Window
+from harness.timeline import Log, ObservationLog, PlanHeader
+
+moments = st.floats(0, 1e5) | st.just(NEVER)
+lags = st.floats(0, 100, width=32)
+
+
+def observations(n: int, gaps: int = 2) -> list[Observation]:
+    return [
+        Observation(
+            index=k,
+            due_s=float(k),
+            sent_s=k + 0.001,
+            first_byte_s=k + 0.1,
+            ended_s=k + 0.5,
+            status=200,
+            outcome=Outcome.OK,
+            tags=Tag.STREAMED,
+            gaps_s=tuple(0.25 * (j + 1) for j in range(gaps)),
+        )
+        for k in range(n)
+    ]
+
+
+def write_plan(run_dir: Path, n: int, header_says: int | None = None) -> None:
+    header = PlanHeader("story", 7, n if header_says is None else header_says, (Window("steady", 0.0, float(n)),), 30.0)
+    requests = [Request(k, float(k), "short", stream=True) for k in range(n)]
+    (run_dir / "plan.jsonl").write_bytes(b"".join(timeline.plan_lines(header, requests)))
+
+
+def write_log(path: Path, seen: list[Observation], block: int = 1000) -> None:
+    log = ObservationLog(path)
+    for number, observation in enumerate(seen, start=1):
+        log.append(observation)
+        if number % block == 0:
+            log.flush()
+    log.close()
+
+
+def alike(one: Observation, other: Observation) -> bool:
+    """Equal, with NEVER equal to itself."""
+    return repr(one) == repr(other)
+
+
+@given(
+    request=st.builds(
+        Request,
+        index=st.integers(0, 2**31),
+        due_s=st.floats(0, 1e6).map(lambda value: round(value, 9)),
+        class_name=st.text(min_size=1, max_size=20),
+        path=st.text(min_size=1, max_size=40),
+        text=st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)),
+        prompt_tokens=st.integers(0, 2**31),
+        max_tokens=st.integers(0, 2**31),
+        stream=st.booleans(),
+        flaw=st.text(max_size=20),
+        expect=st.lists(st.sampled_from(["2xx", "400", "422", "429"]), min_size=1, max_size=3).map(tuple),
+        give_up_s=st.none() | st.floats(0, 100),
+        headers=st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9)), max_size=3).map(tuple),
+    )
+)
+def test_a_plan_line_is_read_back(request: Request) -> None:
+    """A request written as a line of the plan is the same request when read."""
+    header = PlanHeader("story", 0, 1, (), 30.0)
+    _, line = timeline.plan_lines(header, [request])
+    assert timeline.read_request(line) == request
+
+
+def test_a_plan_is_read_back(tmp_path: Path) -> None:
+    """The header and every request come back in order, and a second writing gives the same bytes."""
+    write_plan(tmp_path, 50)
+    header, requests = timeline.read_plan(tmp_path / "plan.jsonl")
+    again = b"".join(timeline.plan_lines(header, list(requests)))
+    assert again == (tmp_path / "plan.jsonl").read_bytes()
+
+
+def test_another_file_is_no_plan(tmp_path: Path) -> None:
+    """A file of another version, or of another kind, is refused as a plan."""
+    (tmp_path / "plan.jsonl").write_bytes(b'{"plan": 2}\n')
+    with pytest.raises(ValueError, match="not a plan"):
+        timeline.read_plan(tmp_path / "plan.jsonl")
+
+
+@settings(max_examples=40)
+@given(
+    seen=st.builds(
+        Observation,
+        index=st.just(0),
+        due_s=st.floats(0, 1e5),
+        sent_s=moments,
+        first_byte_s=moments,
+        first_token_s=moments,
+        last_token_s=moments,
+        ended_s=moments,
+        tokens_in=st.integers(0, 2**32 - 1),
+        tokens_out=st.integers(0, 2**32 - 1),
+        status=st.integers(0, 999),
+        outcome=st.sampled_from(Outcome),
+        tags=st.integers(0, 63).map(Tag),
+        worker=st.integers(0, 2**16 - 1),
+        receive_lag_s=lags,
+        connect_s=lags,
+        gaps_s=st.lists(lags, max_size=40).map(tuple),
+    )
+)
+def test_an_observation_is_read_back(seen: Observation, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whatever an observation holds comes back from the file as it was."""
+    run_dir = tmp_path_factory.mktemp("run")
+    write_plan(run_dir, 1)
+    write_log(run_dir / "log.player-0.bin", [seen])
+    read = timeline.read(run_dir)
+    assert read.damage == []
+    (found,) = timeline.observations_of(read)
+    assert alike(found, seen)
+
+
+def test_the_record_and_the_array_agree() -> None:
+    """What the writer packs and what the reader maps have the same size and the same fields in the same order."""
+    assert timeline._RECORD.size == timeline.RECORD.itemsize
+    assert timeline.RECORD.names == (*Observation._fields[:-1], "gaps")
+    values = (1, *(float(k) for k in range(6)), 7, 8, 9, 10, 11, 12, 13.0, 14.0, 15)
+    packed = np.frombuffer(timeline._RECORD.pack(*values), dtype=timeline.RECORD)
+    assert packed[0].item() == values
+
+
+def test_a_tail_torn_at_any_byte(tmp_path: Path) -> None:
+    """Cut anywhere, a log gives every whole block before the cut, and says that the rest is missing."""
+    write_plan(tmp_path, 6)
+    path = tmp_path / "log.player-0.bin"
+    write_log(path, observations(6), block=2)
+    whole = path.read_bytes()
+    block = (len(whole) - len(timeline.MAGIC)) // 3
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        read = timeline.read(tmp_path)
+        blocks = max(0, cut - len(timeline.MAGIC)) // block
+        at_an_edge = cut >= len(timeline.MAGIC) and (cut - len(timeline.MAGIC)) % block == 0
+        assert list(read.seen) == [k < 2 * blocks for k in range(6)], cut
+        assert bool(read.damage) != at_an_edge, cut
+        assert len(read.gaps_s) == 4 * blocks
+
+
+def test_a_flipped_bit_anywhere(tmp_path: Path) -> None:
+    """A bit that flips in any byte is noticed, and no observation of its block is used."""
+    write_plan(tmp_path, 2)
+    path = tmp_path / "log.player-0.bin"
+    write_log(path, observations(2))
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        read = timeline.read(tmp_path)
+        assert read.damage, at
+        assert not read.seen.any(), at
+
+
+def test_a_request_observed_twice(tmp_path: Path) -> None:
+    """Two observations of one request are damage, in one file or in two."""
+    write_plan(tmp_path, 3)
+    seen = observations(3)
+    write_log(tmp_path / "log.player-0.bin", seen)
+    write_log(tmp_path / "log.player-1.bin", seen[:1])
+    assert timeline.read(tmp_path).damage == ["log.player-1.bin: requests observed twice"]
+
+
+def test_an_observation_of_no_request(tmp_path: Path) -> None:
+    """An observation of a request that the plan has not is damage, and the others keep their own gaps."""
+    write_plan(tmp_path, 2)
+    seen = observations(4)
+    strange = seen[3]._replace(gaps_s=(9.0, 9.0, 9.0))
+    write_log(tmp_path / "log.player-0.bin", [seen[0], strange, seen[1]])
+    read = timeline.read(tmp_path)
+    assert "1 observations of requests that the plan has not" in read.damage[0]
+    assert read.gaps_s.tolist() == [0.25, 0.5, 0.25, 0.5]
+
+
+def test_a_short_plan(tmp_path: Path) -> None:
+    """A plan that lacks requests which its header counts, or ends inside a line, says so."""
+    write_plan(tmp_path, 3, header_says=5)
+    assert timeline.read(tmp_path).damage == ["plan.jsonl: 3 of 5 requests are there"]
+    path = tmp_path / "plan.jsonl"
+    path.write_bytes(path.read_bytes()[:-4])
+    assert "plan.jsonl:4: not a whole line" in timeline.read(tmp_path).damage
+
+
+def test_gaps_join_their_requests(tmp_path: Path) -> None:
+    """Gaps come back with their request, whatever the order in which requests ended."""
+    write_plan(tmp_path, 3)
+    seen = [o._replace(gaps_s=(float(o.index),) * o.index) for o in observations(3)]
+    write_log(tmp_path / "log.player-0.bin", [seen[2], seen[0]])
+    write_log(tmp_path / "log.player-1.bin", [seen[1]])
+    read = timeline.read(tmp_path)
+    assert [found.gaps_s for found in timeline.observations_of(read)] == [(), (1.0,), (2.0, 2.0)]
+    assert read.gaps_of(np.array([True, False, True])).tolist() == [2.0, 2.0]
+
+
+def test_events_and_readings_are_read_back(tmp_path: Path) -> None:
+    """Lines of all processes come back in the order of time; `nan` stays `nan`."""
+    write_plan(tmp_path, 1)
+    log = Log(tmp_path / "log.player-0.jsonl")
+    log.reading(Reading(2.0, "player.sent", 5.0, {"worker": "0"}))
+    log.event(Event(3.0, "stopped", "player", {"why": "finished"}))
+    log.close()
+    log = Log(tmp_path / "log.watch.jsonl")
+    log.reading(Reading(1.0, "gpu.free_bytes", NEVER, {"gpu": "GPU-0"}))
+    log.close()
+    read = timeline.read(tmp_path)
+    assert list(read.events) == [Event(3.0, "stopped", "player", {"why": "finished"})]
+    assert [reading.at_s for reading in read.readings] == [1.0, 2.0]
+    ((_, values),) = read.series("gpu.free_bytes").values()
+    assert np.isnan(values).all()
+
+
+def test_a_torn_line_is_damage(tmp_path: Path) -> None:
+    """A last line that was cut short is named, and the lines before it are kept."""
+    write_plan(tmp_path, 1)
+    path = tmp_path / "log.watch.jsonl"
+    log = Log(path)
+    log.event(Event(0.0, "ready", "watch"))
+    log.event(Event(1.0, "note"))
+    log.close()
+    path.write_bytes(path.read_bytes()[:-3])
+    read = timeline.read(tmp_path)
+    assert [event.kind for event in read.events] == ["ready"]
+    assert read.damage == ["log.watch.jsonl:2: not an entry"]
+
+
+def test_blocks_are_read_as_they_come(tmp_path: Path) -> None:
+    """A live reader gets each block once, and waits at one that is not whole yet."""
+    path = tmp_path / "log.player-0.bin"
+    log, live = ObservationLog(path), timeline.Blocks(path)
+    assert list(live.new()) == []
+    log.append(observations(1)[0])
+    log.flush()
+    assert [len(records) for records, _ in live.new()] == [1]
+    log.append(observations(2)[1])
+    block = log.take()
+    log.write_block(block[:20])
+    assert list(live.new()) == []
+    log.write_block(block[20:])
+    assert [records["index"].tolist() for records, _ in live.new()] == [[1]]
+    assert list(live.new()) == []
+
+
+def test_a_full_disk_is_an_error() -> None:
+    """A disk that takes no more is an OSError at the write, not silence."""
+    fd = os.open("/dev/full", os.O_WRONLY)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            timeline._write_all(fd, b"x")
+    finally:
+        os.close(fd)
+    with pytest.raises(OSError, match="No space left"):
+        Log(Path("/dev/full")).event(Event(0.0, "ready"))
+
+
+def test_what_was_flushed_before_the_disk_filled_is_readable(tmp_path: Path) -> None:
+    """When a file may grow no further the player gets an error, and every block before it is still whole."""
+    script = """
+import resource, signal, sys
+from pathlib import Path
+from harness.model import Observation
+from harness.timeline import ObservationLog
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+log = ObservationLog(Path(sys.argv[1]))
+try:
+    for index in range(100):
+        log.append(Observation(index, float(index)))
+        log.flush()
+except OSError as full:
+    print(index, full.strerror)
+"""
+    write_plan(tmp_path, 100)
+    path = tmp_path / "log.player-0.bin"
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    index, _, words = done.stdout.partition(" ")
+    assert words.strip() == "File too large"
+    read = timeline.read(tmp_path)
+    assert int(read.seen.sum()) == int(index)
+    assert read.damage
+
+
+def test_write_beside_is_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A file that is written again is the old one or the new one, and leaves nothing beside it."""
+    path = tmp_path / "verdict.json"
+    timeline.write_beside(path, b"old")
+    timeline.write_beside(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert [p.name for p in tmp_path.iterdir()] == ["verdict.json"]
