@@ -11,14 +11,17 @@ Every verb reads files and writes the next, so each can be run again alone, on a
 The rooms, upper ones may import lower ones only:
 
     cli         the door: plan, run, judge, report, verify, stack, doctor
-    run         the conductor: run directory, children, start barrier, stop
+    run         the conductor: children, start barrier, stop
+    evidence    a run directory: laid out, judged, verified
     drivers     play a plan, write observations          report   tell a verdict (text, Markdown, JUnit)
     watch       what the stack says of itself
     scenario    a scenario file <-> one frozen Scenario
     traffic     what to send and when; pure, seeded      targets  the stack under test
     judge       timeline + gates -> verdict; pure
+    document    a YAML file with the line of every key, read into typed values
     timeline    the log and the plan as files
     units       numbers with units, as a user writes them
+    provenance  where a run came from
     model       the nouns
 
 Words:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from harness import evidence, run, scenario
 from harness.judge import verdict as verdicts
-from harness.model import EXIT_USAGE, UsageError, Verdict
+from harness.model import EXIT_USAGE, SEVERITY, UsageError, Verdict
 from harness.report import github, markdown, text
 from harness.report.panel import LivePanel
 from harness.targets import base, local
@@ -60,16 +60,16 @@ def run_command(
     if stage:
         run_dir, verdict = evidence.merge(orders[0].runs, stage, done)
         if len(done) > 1:
-            _tell(run_dir, verdict)
+            _tell(run_dir, verdict, of_a_run=False)
     else:
-        verdict = min((v for _, v in done), key=lambda v: evidence.SEVERITY.index(v.verdict))
+        verdict = min((v for _, v in done), key=lambda v: SEVERITY.index(v.verdict))
     raise typer.Exit(verdict.exit_code)
 
 
-def _tell(run_dir: Path, verdict: Verdict) -> None:
+def _tell(run_dir: Path, verdict: Verdict, of_a_run: bool = True) -> None:
     text.show(verdict, Console())
     print(f"\n{run_dir}/ holds verdict.json, report.md, junit.xml and every record")
-    if os.environ.get("GITHUB_ACTIONS") == "true":
+    if os.environ.get("GITHUB_ACTIONS") == "true" and of_a_run:
         print(github.annotations(verdict))
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             with open(summary, "a") as file:
