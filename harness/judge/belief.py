@@ -75,7 +75,7 @@ def _records(timeline: Timeline) -> Finding:
     missing = int((~timeline.seen).sum())
     seen = timeline.observations
     ok = seen["outcome"] == Outcome.OK
-    in_order = (seen["sent_s"] >= timeline.due_s - 0.001) & (seen["ended_s"] >= seen["sent_s"])
+    in_order = (seen["sent_s"] >= timeline.due_s - LAG_S) & (seen["ended_s"] >= seen["sent_s"])
     senseless = int((ok & ~in_order).sum())
     figures = {"n": len(timeline.due_s), "missing": missing, "senseless": senseless, "damage": list(timeline.damage)}
     why = f"all {len(timeline.due_s):,} planned requests are accounted for"

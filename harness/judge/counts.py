@@ -152,7 +152,7 @@ def count(
         "bad_share_bound": sample.upper_bound(confidence),
         "bound_rank": sample.bound_rank(tolerated, confidence),
         "confidence": confidence,
-        "method": "nearest rank, exact binomial",
+        "method": f"nearest rank, exact binomial, {_independence(sample)}",
         "deff": sample.deff,
         "n_eff": sample.independent,
         "clusters": sample.clusters,
@@ -175,6 +175,12 @@ def count(
     why = f"{told}; {permitted:,} are allowed, but so few {units} do not show it at {percent(confidence)} confidence"
     needs = _needs(sample, tolerated, confidence, (window.end_s - window.start_s) / n)
     return Finding("", Judgement.INCONCLUSIVE, why, figures=figures, needs=needs)
+
+
+def _independence(sample: Sample) -> str:
+    if sample.independent == sample.n:
+        return "each taken as independent"
+    return f"{sample.n:,} worth {sample.independent:,} by how {sample.clusters} spans of 10 s differ"
 
 
 def _needs(sample: Sample, tolerated: float, confidence: float, each_s: float) -> str:

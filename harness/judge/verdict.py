@@ -46,6 +46,8 @@ def judge(
     findings = tuple(gate.finding(timeline) for gate in judged)
     skipped = [{"gate": gate.id, "line": gate.line, "why": "the target has no GPU (gpu: none)"} for gate in idle]
     notes = [f"{row['gate']} is not applicable: {row['why']}" for row in skipped]
+    if any("confidence" in finding.figures for finding in findings):
+        notes.append("the bounds cover the chance within this run; what differs between runs, only more runs can show")
     verdict = Verdict(
         *_decided(believed, findings),
         believed=believed,
@@ -62,7 +64,8 @@ def judge(
 def _windows(timeline: Timeline, gates: Sequence[Gate]) -> list[Window]:
     """The windows that gates are judged in; every window of the plan when no gate names one that exists."""
     named = {gate.spec.window for gate in gates}
-    every = list(timeline.windows.values()) or [Window("plan", 0.0, max(timeline.header.time_limit_s, 1.0))]
+    every = [window for window in timeline.windows.values() if window.end_s > window.start_s]
+    every = every or [Window("plan", 0.0, 1.0)]
     return [window for window in every if window.name in named] or every
 
 

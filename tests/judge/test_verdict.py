@@ -102,6 +102,21 @@ def test_observations_in_any_order_inside_a_file(tmp_path: Path, lay: Lay, judge
     assert verdicts.to_json(judge_dir(tmp_path, story)) == before
 
 
+@pytest.mark.parametrize("name", ["log.player-0.bin", "log.player-0.jsonl", "log.watch.jsonl", "log.conductor.jsonl"])
+def test_a_wreck_is_judged(name: str, tmp_path: Path, lay: Lay, judge_dir: JudgeDir) -> None:
+    """Whatever file is cut wherever, judging raises nothing and never passes what the cut took away."""
+    gates = [P95, {"gpu_memory": {"below": "85%"}}, {"goodput": {"at_least": "90%", "ttft": "1s"}}]
+    story = {"requests": [{"n": 400}], "gpu": "simulated", "gpus": {"GPU-0": {"used": 0.5}}, "gates": gates}
+    lay(tmp_path, story)
+    assert judge_dir(tmp_path, story).verdict == Judgement.PASS
+    whole = (tmp_path / name).read_bytes()
+    for tenth in range(10):
+        (tmp_path / name).write_bytes(whole[: len(whole) * tenth // 10])
+        verdict = judge_dir(tmp_path, story)
+        assert verdict.verdict == Judgement.INVALID or name == "log.conductor.jsonl", tenth
+        verdicts.to_json(verdict)
+
+
 def test_one_class_cannot_hide_in_another(tell: Tell) -> None:
     """A gate on one class counts that class alone, and the table shows every class."""
     groups = [{"n": 900, "class": "short"}, {"n": 100, "class": "long", "e2e": 3.0}]
