@@ -1,7 +1,8 @@
 """A generation request as it arrives: read and checked in vLLM's order, refused with vLLM's status and error body.
 
 Measured against vLLM 0.32; the contract suite holds both to it. n > 1, several prompts in one request, echo, stop
-strings, logprobs and tools are left out: the first two are refused, the others have no effect.
+strings, logprobs and tools are left out: the first two are refused, the others have no effect. Numbers given as text,
+which vLLM takes, are refused.
 """
 
 import json
@@ -32,6 +33,7 @@ class Generation:
     prompt: str | list[int]
     special_tokens: bool  # BOS is still to be added to a text
     max_tokens: int | None
+    limited_by: str  # the parameter that max_tokens came from
     ignore_eos: bool
     stream: bool
     include_usage: bool
@@ -58,20 +60,20 @@ def read_json(body: bytes, content_type: str) -> dict[str, Any]:
 def read(document: dict[str, Any], chat: bool, model: str, tokens: Tokens) -> Generation:
     """The request in a JSON object. Raises RequestError for what vLLM refuses before it counts tokens."""
     prompt = tokens.render(_messages(document)) if chat else _prompt(document)
-    _check_types(document)
     options = document.get("stream_options") or {}
-    stream = bool(document.get("stream"))
-    if options and not stream:
+    if options and not document.get("stream"):
         raise RequestError("Stream options can only be defined when `stream=True`.", "stream_options")
+    _check_types(document)
     check_model(document, model)
     _check_sampling(document)
-    max_tokens = document.get("max_tokens", None if chat else 16)
-    if chat and document.get("max_completion_tokens") is not None:
-        max_tokens = document["max_completion_tokens"]
+    stream = bool(document.get("stream"))
+    limited_by = "max_completion_tokens" if chat and document.get("max_completion_tokens") is not None else "max_tokens"
+    max_tokens = document.get(limited_by)
     return Generation(
         prompt=prompt,
         special_tokens=not chat,
-        max_tokens=max_tokens,
+        max_tokens=16 if max_tokens is None and not chat else max_tokens,
+        limited_by=limited_by,
         ignore_eos=bool(document.get("ignore_eos")),
         stream=stream,
         include_usage=stream and bool(options.get("include_usage")),
@@ -112,9 +114,9 @@ def output_limit(request: Generation, token_ids: list[int], vocabulary_size: int
     """How many tokens the answer may have. Raises RequestError when the prompt or max_tokens leave no room."""
     if request.max_tokens is not None and request.max_tokens > max_model_len:
         raise RequestError(
-            f"max_tokens={request.max_tokens} cannot be greater than max_model_len={max_model_len}. "
+            f"{request.limited_by}={request.max_tokens} cannot be greater than max_model_len={max_model_len}. "
             "Please request fewer output tokens.",
-            "max_tokens",
+            request.limited_by,
         )
     if not token_ids:
         raise RequestError("The decoder prompt cannot be empty")
@@ -148,7 +150,7 @@ def _prompt(document: dict[str, Any]) -> str | list[int]:
             raise _invalid("Input should be greater than or equal to 0", f"body.prompt.{prompt.index(min(prompt))}")
         return prompt
     if isinstance(prompt, list) and len(prompt) == 1:
-        return _prompt({"prompt": prompt[0]})
+        return prompt[0] if isinstance(prompt[0], str) else _prompt({"prompt": prompt[0]})
     if isinstance(prompt, list) and all(isinstance(item, str | list) for item in prompt):
         raise RequestError("The simulated engine takes one prompt in a request.", "prompt")
     raise _invalid("Input should be a valid string", "body.prompt")
@@ -159,18 +161,37 @@ def _messages(document: dict[str, Any]) -> list[dict[str, Any]]:
     if "messages" not in document:
         raise _invalid("Field required", "body.messages")
     messages = document["messages"]
-    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise _invalid("Input should be a valid list of messages", "body.messages")
+    if messages is None:
+        raise RequestError("'NoneType' object is not iterable")
+    if not isinstance(messages, list):
+        raise _invalid("Input should be a valid list", "body.messages")
     if not messages:
         raise RequestError("You must pass at least one message")
-    return [message | {"content": _content(message.get("content"))} for message in messages]
+    return [_message(message, f"body.messages.{index}") for index, message in enumerate(messages)]
 
 
-def _content(content: Any) -> str:
-    """A message's content as text: given as text, as parts, or not at all."""
+def _message(message: Any, where: str) -> dict[str, Any]:
+    """A message with its content as one text: given as text, as parts, or not at all; an assistant's may be null."""
+    kind = f"{where}.ChatCompletionDeveloperMessageParam"  # the first of the types that vLLM tries
+    if not isinstance(message, dict):
+        raise _invalid("Input should be a valid dictionary", kind)
+    if "role" not in message:
+        raise _invalid("Field required", f"{kind}.role")
+    content = message.get("content", "")
+    if content is None and message["role"] == "assistant":
+        content = ""
     if isinstance(content, list):
-        return "\n".join(part.get("text", "") for part in content if isinstance(part, dict))
-    return content or ""
+        content = "\n".join(_part(part) for part in content)
+    if not isinstance(content, str):
+        raise _invalid("Input should be a valid string", f"{kind}.content")
+    return message | {"content": content}
+
+
+def _part(part: Any) -> str:
+    """The text of a part of a message; the model sees nothing else."""
+    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        raise RequestError("The simulated model is not a multimodal model: a part must be a text.")
+    return str(part["text"])
 
 
 def _check_types(document: dict[str, Any]) -> None:
@@ -186,18 +207,24 @@ def _check_types(document: dict[str, Any]) -> None:
         raise _invalid("Input should be a valid string", "body.model")
     if not isinstance(document.get("stream_options"), dict | None):
         raise _invalid("Input should be a valid dictionary", "body.stream_options")
-    if not isinstance(document.get("temperature"), int | float | None):
-        raise _invalid("Input should be a valid number", "body.temperature")
+    for name in ("temperature", "top_p"):
+        if not isinstance(document.get(name), int | float | None):
+            raise _invalid("Input should be a valid number", f"body.{name}")
 
 
 def _check_sampling(document: dict[str, Any]) -> None:
     """Refuse values that are well typed and yet impossible."""
-    temperature = document.get("temperature") or 0
-    if temperature < 0:
+    temperature, top_p = document.get("temperature"), document.get("top_p")
+    if temperature is not None and temperature < 0:
         raise RequestError(f"temperature must be non-negative, got {temperature}.", "temperature")
-    if not temperature <= 2:
+    if temperature is not None and not temperature <= 2:
         raise RequestError(f"temperature must be in [0, 2], got {temperature}.", "temperature")
-    if document.get("n") not in (None, 1):
+    if top_p is not None and not 0 < top_p <= 1:
+        raise RequestError(f"top_p must be in (0, 1], got {top_p}.", "top_p")
+    n = document.get("n", 1)
+    if n is not None and n < 1:
+        raise RequestError(f"n must be at least 1, got {n}.")
+    if n not in (None, 1):
         raise RequestError("The simulated engine gives one answer: n must be 1.", "n")
 
 

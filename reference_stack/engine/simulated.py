@@ -178,6 +178,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except RequestError as error:
         return json_response(error.body, status=error.status)
+    except UnicodeEncodeError as error:
+        return json_response(RequestError(f"The prompt is not a text: {error.reason}.").body, status=400)
     except UnreadableBodyError as error:
         return json_response({"detail": str(error)}, status=400)
     except web.HTTPException as error:

@@ -36,7 +36,12 @@ class Tokens:
         return cls(Tokenizer.from_file(str(path)), json.loads(config.read_text()) if config.is_file() else {})
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """The token ids of a text, with the tokenizer's special tokens (BOS) or without."""
+        """The token ids of a text, with the tokenizer's special tokens (BOS) or without.
+
+        Raises UnicodeEncodeError for a text that is none: half of a surrogate pair, which JSON can carry.
+        """
+        if not text.isascii():
+            text.encode()
         return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
 
     def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:

@@ -38,6 +38,11 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
 
 
+def assert_frame_count(engine: "Engine", got: list[dict[str, Any]]) -> None:
+    """Eight tokens come in as many frames, but that real vLLM puts several into one when its front end is behind."""
+    assert len(got) == 8 or (engine.kind == "vllm" and 1 <= len(got) < 8)
+
+
 def test_completion_body(engine: "Engine") -> None:
     """A whole completion has vLLM's fields, its text in one choice, and says how many tokens it took."""
     reply = engine.post("/v1/completions", COMPLETION)
@@ -85,9 +90,9 @@ def test_chat_body(engine: "Engine") -> None:
 
 
 def test_completion_stream(engine: "Engine") -> None:
-    """A completion streams one frame per token; the last has text, finish_reason and the fingerprint."""
+    """A completion streams its tokens in frames; the last has finish_reason and the fingerprint."""
     got = frames(engine, "/v1/completions", COMPLETION)
-    assert len(got) == 8
+    assert_frame_count(engine, got)
     for frame in got[:-1]:
         assert list(frame) == ["id", "object", "created", "model", "choices"]
     assert list(got[-1]) == ["id", "object", "created", "model", "choices", "system_fingerprint"]
@@ -96,19 +101,19 @@ def test_completion_stream(engine: "Engine") -> None:
         assert list(choice) == [
             *("index", "text", "logprobs", "finish_reason", "stop_reason", "prompt_token_ids", "token_ids"),
         ]
-    assert [choice["finish_reason"] for choice in choices] == [None] * 7 + ["length"]
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(got) - 1) + ["length"]
     assert {frame["object"] for frame in got} == {"text_completion"}
     assert len({frame["id"] for frame in got}) == 1
 
 
 def test_chat_stream(engine: "Engine") -> None:
-    """A chat streams a frame with the role, then one per token; the last has finish_reason and stop_reason."""
+    """A chat streams a frame with the role, then its tokens; the last frame has finish_reason and stop_reason."""
     opening, *got = frames(engine, "/v1/chat/completions", CHAT)
     assert list(opening) == ["id", "object", "created", "model", "choices", "prompt_token_ids", "prompt_text"]
     assert opening["choices"] == [
         {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     ]
-    assert len(got) == 8
+    assert_frame_count(engine, got)
     for frame in got[:-1]:
         assert list(frame) == ["id", "object", "created", "model", "choices"]
         assert list(frame["choices"][0]) == ["index", "delta", "logprobs", "finish_reason", "token_ids"]
@@ -137,9 +142,12 @@ def test_continuous_usage(engine: "Engine", path: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     *got, closing = frames(engine, path, ASKED[path] | {"stream_options": options})
     prompt = prompt_tokens(engine, ASKED[path])
-    first = 0 if "chat" in path else 1
     details = {"completion_tokens_details": None} if "chat" in path else {}
-    assert [frame["usage"] for frame in got] == [usage(prompt, count) | details for count in range(first, 9)]
+    counts = [frame["usage"]["completion_tokens"] for frame in got]
+    assert [frame["usage"] for frame in got] == [usage(prompt, count) | details for count in counts]
+    assert counts == sorted(set(counts))
+    assert (counts[0] == 0) == ("chat" in path)
+    assert counts[-1] == 8
     assert closing["usage"] == usage(prompt, 8)
 
 
@@ -152,9 +160,10 @@ def test_missing_model_is_the_served_one(engine: "Engine", path: str) -> None:
 
 
 def test_default_length_of_a_completion(engine: "Engine") -> None:
-    """A completion without max_tokens has 16 tokens."""
-    body = engine.post("/v1/completions", {"prompt": TEXT, "ignore_eos": True}).json
-    assert (body["usage"]["completion_tokens"], body["choices"][0]["finish_reason"]) == (16, "length")
+    """A completion without max_tokens, or with null, has 16 tokens."""
+    for asked in ({"prompt": TEXT, "ignore_eos": True}, {"prompt": TEXT, "ignore_eos": True, "max_tokens": None}):
+        body = engine.post("/v1/completions", asked).json
+        assert (body["usage"]["completion_tokens"], body["choices"][0]["finish_reason"]) == (16, "length")
 
 
 def test_empty_chat_content(engine: "Engine") -> None:
@@ -171,8 +180,9 @@ def test_empty_chat_content(engine: "Engine") -> None:
         [{"role": "system", "content": "be brief"}, {"role": "user", "content": TEXT}],
         [{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}],
         [{"role": "user", "content": "一二三 naïve\n\n"}, {"role": "assistant", "content": ""}],
+        [{"role": "user"}, {"role": "assistant", "content": None}],
     ],
-    ids=["system", "parts", "scripts"],
+    ids=["system", "parts", "scripts", "no content"],
 )
 def test_chat_is_counted_with_its_template(engine: "Engine", messages: list[dict[str, Any]]) -> None:
     """The prompt tokens of a chat are those of the rendered template, as /tokenize counts them."""

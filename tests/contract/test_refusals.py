@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
 GOOD = {"prompt": "hello", "max_tokens": 2}
+CONTENT = "body.messages.0.ChatCompletionDeveloperMessageParam.content"
+IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/cat.png"}}
 HELLO = [{"role": "user", "content": "hello"}]
 
 # name: path, body, headers; then the status, and the error's type and param
@@ -27,6 +29,26 @@ REFUSED: dict[str, tuple[str, Any, dict[str, str], int, str, str | None]] = {
     "messages on completions": (COMPLETIONS, {"messages": HELLO}, JSON, 400, "BadRequestError", "prompt"),
     "prompt on chat": (CHAT, GOOD, JSON, 400, "Bad Request", "body.messages"),
     "no messages": (CHAT, {"messages": [], "max_tokens": 2}, JSON, 400, "BadRequestError", None),
+    "null messages": (CHAT, {"messages": None}, JSON, 400, "BadRequestError", None),
+    "messages in one text": (CHAT, {"messages": "hello"}, JSON, 400, "Bad Request", "body.messages"),
+    "content that is no text": (
+        CHAT,
+        {"messages": [{"role": "user", "content": 5}]},
+        JSON,
+        400,
+        "Bad Request",
+        CONTENT,
+    ),
+    "null content": (CHAT, {"messages": [{"role": "user", "content": None}]}, JSON, 400, "Bad Request", CONTENT),
+    "part that is no text": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [IMAGE]}]},
+        JSON,
+        400,
+        "BadRequestError",
+        None,
+    ),
+    "half a surrogate pair": (COMPLETIONS, b'{"prompt": "\\ud800"}', JSON, 400, "BadRequestError", None),
     "unknown model": (COMPLETIONS, GOOD | {"model": "other"}, JSON, 404, "NotFoundError", "model"),
     "unknown model, chat": (CHAT, {"messages": HELLO, "model": "other"}, JSON, 404, "NotFoundError", "model"),
     "prompt fills the context": (COMPLETIONS, {"prompt": [5] * 2304}, JSON, 400, "BadRequestError", "max_tokens"),
@@ -45,6 +67,16 @@ REFUSED: dict[str, tuple[str, Any, dict[str, str], int, str, str | None]] = {
     ),
     "max_tokens no number": (COMPLETIONS, GOOD | {"max_tokens": "many"}, JSON, 400, "Bad Request", "body.max_tokens"),
     "temperature -1": (COMPLETIONS, GOOD | {"temperature": -1}, JSON, 400, "BadRequestError", "temperature"),
+    "temperature NaN": (
+        COMPLETIONS,
+        b'{"prompt": "a", "temperature": NaN}',
+        JSON,
+        400,
+        "BadRequestError",
+        "temperature",
+    ),
+    "top_p 0": (COMPLETIONS, GOOD | {"top_p": 0}, JSON, 400, "BadRequestError", "top_p"),
+    "n 0": (COMPLETIONS, GOOD | {"n": 0}, JSON, 400, "BadRequestError", None),
     "unknown token id": (COMPLETIONS, GOOD | {"prompt": [999_999]}, JSON, 400, "BadRequestError", None),
     "stream options without stream": (
         *(COMPLETIONS, GOOD | {"stream_options": {"include_usage": True}}, JSON),
@@ -55,8 +87,8 @@ REFUSED: dict[str, tuple[str, Any, dict[str, str], int, str, str | None]] = {
         *(400, "BadRequestError", "temperature"),
     ),
     "bad length in a chat stream": (
-        *(CHAT, {"messages": HELLO, "stream": True, "max_tokens": 2305}, JSON),
-        *(400, "BadRequestError", "max_tokens"),
+        *(CHAT, {"messages": HELLO, "stream": True, "max_completion_tokens": 2305}, JSON),
+        *(400, "BadRequestError", "max_completion_tokens"),
     ),
 }
 
