@@ -6,7 +6,8 @@ look fast. What cannot be shown to be healthy, because its readings are missing,
 
 Starvation is judged by its effect. On a shared machine a player often waits a moment for a core, and its times stay
 true: they start from the plan and end at the kernel's receive stamps. So a wait for cores (run-queue delay, steal) of
-up to a tenth of the time is fine; up to half is believed only while neither lag comes near its limit; more never is.
+up to a tenth of the time is fine; up to half of it is believed only while both lags stay within half of their limit;
+more never is.
 """
 
 import math
@@ -24,8 +25,8 @@ NEVER_SENT = 0.01
 LAG_S, LAG_OF_LIMIT = 0.050, 0.05
 LEAST_RATE = 0.95
 CPU = 0.90
-WAITING, WAITING_WITHOUT_EFFECT = 0.10, 0.50
-NEAR = 0.2  # of the lag's limit
+WAITING, WAITING_WITHOUT_EFFECT = 0.10, 0.50  # of the time
+NEAR = 0.5  # of a lag's limit
 LITTLE, LITTLE_FROM = 0.20, 5.0
 READINGS = 0.80  # of one a second and worker
 
