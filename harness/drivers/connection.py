@@ -261,16 +261,16 @@ class Connection:
         if not self.up:
             self._shake_hands()
         parts, ended = [], False
-        while self.up and not self.gone:
+        while self.up and not self.gone and not ended:
             try:
                 parts.append(self._tls.read(_READ_BYTES))
+                ended = not parts[-1]  # the peer's good-bye
             except ssl.SSLWantReadError:
                 break
-            except ssl.SSLError:  # the peer's good-bye, or bytes that are no TLS
+            except ssl.SSLError:  # bytes that are no TLS
                 ended = True
-                break
-        if parts:
-            self._take(at_s, b"".join(parts))
+        if plain := b"".join(parts):
+            self._take(at_s, plain)
         if ended and not self.gone:
             self._peer_closed()
 
@@ -314,7 +314,7 @@ class Connection:
         That is so when an idle connection breaks without a byte within a round trip of the sending. One that breaks
         later was closed by a server that had the request, and failed it.
         """
-        idle_s = reply.sent_s - self.heard_s
+        idle_s = reply.sent_s - self.heard_s  # negative once a byte of the answer has come
         round_trip_s = 2 * self.connect_s + 0.001
         return idle_s >= _KEPT_S and now_s - reply.sent_s <= round_trip_s and Tag.RESENT not in reply.tags
 
