@@ -26,6 +26,7 @@ Place = tuple[int | str, ...]
 _INTEGER = re.compile(r"[-+]?\d+")
 _NUMBER = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][-+]?\d+)")
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's names for a key too many
 _SHAPES = {
     "dataclass_type": "keys with values",
     "dict_type": "keys with values",
@@ -112,13 +113,13 @@ class Document:
 
     def _urgency(self, error: ErrorDetails) -> tuple[bool, int]:
         # A misspelt key is also a missing one; the spelling is the thing to say.
-        return error["type"] != "extra_forbidden", self.lines[self._written(error["loc"])]
+        return error["type"] not in _UNKNOWN, self.lines[self._written(error["loc"])]
 
     def _sentence(self, error: ErrorDetails, kind: Any) -> str:
         place, context = self._written(error["loc"]), error.get("ctx", {})
         key = ".".join(str(step) for step in place) or "the file"
         match error["type"]:
-            case "extra_forbidden":
+            case unknown if unknown in _UNKNOWN:
                 near = suggestion(str(place[-1]), _keys_at(kind, place[:-1]))
                 sentence = f"unknown key `{place[-1]}`{_within(place[:-1])}; {near}"
             case "missing":

@@ -191,17 +191,17 @@ class Recorded:
             lines = self.file.read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise UsageError(f"the recording {self.file} cannot be read: {error.strerror}") from None
-        first_s = last_s = None
+        first_s: float | None = None
+        last_s = -math.inf
         for number, line in enumerate(lines, start=1):
             try:
                 value = json.loads(line)
                 at_s = float(value["at_s"] if isinstance(value, dict) else value)
             except (ValueError, TypeError, KeyError):
                 raise UsageError(f"{line[:40]!r} is no moment in seconds", f"{self.file}:{number}") from None
-            first_s = at_s if first_s is None else first_s
-            if last_s is not None and not at_s >= last_s:
-                raise UsageError(f"moment {at_s} comes before the one above it", f"{self.file}:{number}")
-            last_s = at_s
+            if not last_s <= at_s < math.inf:
+                raise UsageError(f"moment {at_s} does not follow the one above it", f"{self.file}:{number}")
+            last_s, first_s = at_s, at_s if first_s is None else first_s
             yield (at_s - first_s) / self.speed
 
     def scaled(self, factor: float) -> Self:

@@ -61,7 +61,7 @@ class Traffic:
 
     def __post_init__(self) -> None:
         if (taken := sum(self.shares.values())) > 1:
-            raise ValueError(f"bad and misbehaving requests take {taken:.4%} of the arrivals")
+            raise ValueError(f"bad and misbehaving requests take {100 * taken:.6g}% of the arrivals")
         for name in self.prompts.mix:
             if name == BAD or name in MISBEHAVING:
                 raise ValueError(f"a class of the mix cannot be called `{name}`: other requests are")

@@ -108,7 +108,7 @@ class Prompts:
     def __post_init__(self) -> None:
         total = sum(each.share for each in self.mix.values())
         if not math.isclose(total, 1.0, abs_tol=1e-6):
-            raise ValueError(f"the shares of the mix add to {total:.6%}, not to 100%")
+            raise ValueError(f"the shares of the mix add to {100 * total:.6g}%, not to 100%")
 
 
 @spec

@@ -1,0 +1,97 @@
+"""Scenario files: the shipped ones load, and each mistake is one sentence with its line."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness import scenario
+from harness.model import UsageError
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = sorted((ROOT / "scenarios").rglob("*.yaml"))
+GOOD = (ROOT / "scenarios/load/business_mix.yaml").read_text()
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return path
+
+
+def sentence(tmp_path: Path, text: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        scenario.load(written(tmp_path, text))
+    assert "\n" not in str(caught.value)
+    return str(caught.value).replace(str(tmp_path) + "/", "")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_scenario_loads(path: Path) -> None:
+    """Each is named for its claim, short, and has gates."""
+    loaded = scenario.load(path)
+    assert loaded.claim
+    assert loaded.gates
+    assert len(path.read_text().splitlines()) <= 40
+
+
+def test_a_gate_knows_its_line() -> None:
+    """Findings point into the file that made the promise."""
+    loaded = scenario.load(ROOT / "scenarios/load/business_mix.yaml")
+    lines = GOOD.splitlines()
+    assert [gate.id for gate in loaded.gates] == ["p95_latency", "success", "rejections", "gpu_memory"]
+    assert all(gate.id in lines[gate.line - 1] for gate in loaded.gates)
+    assert (loaded.seed, loaded.on_inconclusive) == (7, "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("  for: 2m", "  fro: 2m", "mine.yaml:7: unknown key `fro` in `traffic`; did you mean `for`?"),
+        ("  for: 2m\n", "", "mine.yaml:4: `for` is missing in `traffic`"),
+        ("rate: 20/s", "rate: 20", "mine.yaml:5: `traffic.arrivals.poisson.rate`: 20 is not a rate such as 20/s"),
+        ("poisson:", "poison:", "mine.yaml:5: `traffic.arrivals` knows no `poison`; did you mean `poisson`?"),
+        (
+            "share: 70%",
+            "share: 60%",
+            "mine.yaml:8: `traffic.prompts`: the shares of the mix add to 90%, not to 100%",
+        ),
+        ("empty_body: 400", "empty: 400", "`traffic.bad.kinds`: no flaw is called `empty`; there are: empty_body"),
+        ("- p95_latency", "- p96_latency", "`gates.0` knows no `p96_latency`; did you mean `p99_latency`"),
+        ("below: 1.2s", "below: 1.2", "`gates.0.p95_latency.below`: 1.2 is not a time such as 1.2s"),
+        ("below: 1.2s", "below: 1.2s, class: shrt", "p95_latency: there is no class shrt: did you mean short?"),
+        ("below: 1.2s", "below: 1.2s, window: stedy", "p95_latency: there is no window stedy: did you mean steady?"),
+        ("seed: 7", "seed: 7\nseed: 8", "mine.yaml:4: `seed` is written twice, first on line 3"),
+        ("seed: 7", "seed: yes", "mine.yaml:3: `seed` must be a whole number, not 'yes'"),
+        ("seed: 7", "on_inconclusive: pass", "`on_inconclusive`: input should be '', 'fail', 'warn' or 'extend'"),
+        ("streamed: 80%", "path: /v1/embeddings", "'/v1/embeddings' is no path that ends in /chat/completions"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_its_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+    """Keys, units, shares, kinds, classes and windows: what is wrong, where, what was perhaps meant."""
+    assert old in GOOD
+    assert said in sentence(tmp_path, GOOD.replace(old, new, 1))
+
+
+def test_a_scenario_without_gates_judges_nothing(tmp_path: Path) -> None:
+    """An empty list of gates is refused: nothing could fail."""
+    text = GOOD[: GOOD.index("gates:")] + "gates: []\n"
+    assert "a scenario without gates judges nothing" in sentence(tmp_path, text)
+
+
+def test_a_gate_that_cannot_hold_is_refused_before_the_run(tmp_path: Path) -> None:
+    """An engine that takes 92 % of the GPU at its start fails a gate of 85 % while idle: refused, if there is one."""
+    loaded = scenario.load(written(tmp_path, GOOD))
+    serving = {"gpu_memory_utilization": {"http://127.0.0.1:1": 0.92}}
+    with pytest.raises(UsageError, match=r"mine\.yaml:23: gpu_memory cannot stay below 85 %"):
+        scenario.refuse_impossible(loaded, SimpleNamespace(gpu="dcgm"), serving)  # type: ignore[arg-type]
+    scenario.refuse_impossible(loaded, SimpleNamespace(gpu="none"), serving)  # type: ignore[arg-type]
+    healthy = {"gpu_memory_utilization": {"http://127.0.0.1:1": 0.82}}
+    scenario.refuse_impossible(loaded, SimpleNamespace(gpu="dcgm"), healthy)  # type: ignore[arg-type]
+
+
+def test_the_schema_knows_every_kind() -> None:
+    """Editors are offered the arrivals, flaws' shape, misbehaviours and gates that exist."""
+    text = str(scenario.json_schema())
+    for name in ("poisson", "recorded", "hang_up", "p95_latency", "gpu_memory", "answer_tokens", "on_inconclusive"):
+        assert f"'{name}'" in text
