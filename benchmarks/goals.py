@@ -164,7 +164,7 @@ def _arrives_as_poisson(results: Results) -> Judged:
     ours = [trial for section in ("send", "timing", "workers") for trial in results.trials.get(section, ())]
     if not ours:
         return "", NOT_RUN
-    figures = [regularity(trial.truth["read_s"], trial.load.rate_per_s) for trial in ours]
+    figures = [regularity(trial.arrivals_s, trial.load.rate_per_s) for trial in ours]
     said = (
         f"{len(figures)} runs: KS x sqrt(n) up to {max(f.ks for f in figures):.2f}, "
         f"dispersion {min(f.dispersion for f in figures):.2f} to {max(f.dispersion for f in figures):.2f}"

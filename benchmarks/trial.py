@@ -25,10 +25,7 @@ from benchmarks.server import TimedServer
 # Its clock may be any: moments are compared within the claims, durations with the truth.
 CLAIM = np.dtype([("id", "U48"), ("due_s", "f8"), ("sent_s", "f8"), ("ttft_s", "f8"), ("e2e_s", "f8")])
 
-STEADY = (
-    0.15,
-    0.85,
-)  # CPU is measured between these shares of the requests; a Poisson count may fall short of its mean
+STEADY = (0.15, 0.85)  # all is measured between these shares of the requests: a Poisson count may fall short
 START_LIMIT_S, END_LIMIT_S = 120.0, 120.0
 
 
@@ -63,11 +60,15 @@ class Client(Protocol):
 
 @dataclass(frozen=True)
 class Trial:
-    """A finished run. Times are in seconds; error arrays are empty when the client's claims cannot be matched."""
+    """A finished run. `steady_s` is the span that is judged, on the server's clock; `truth` and `claims` are whole.
+
+    Times are in seconds; error arrays are empty when the client's claims cannot be matched with the truth.
+    """
 
     client: str
     load: Load
     usage: Usage
+    steady_s: tuple[float, float]
     steady_requests: int
     whole_cpu_s: float
     exit_code: int
@@ -93,13 +94,23 @@ class Trial:
         return (len(self.truth) - 1) / span if span > 0 else float("nan")
 
     @property
-    def send_lag_s(self) -> np.ndarray:
-        return _known(self.claims["sent_s"] - self.claims["due_s"])
+    def matched(self) -> tuple[np.ndarray, np.ndarray]:
+        """Truth and claims of the same requests, row by row, of the steady part."""
+        truth, claims = paired(self.truth, self.claims)
+        steady = self._steady(truth)
+        return truth[steady], claims[steady]
 
     @property
-    def matched(self) -> tuple[np.ndarray, np.ndarray]:
-        """Truth and claims of the same requests, row by row."""
-        return paired(self.truth, self.claims)
+    def arrivals_s(self) -> np.ndarray:
+        """When the server read the requests of the steady part."""
+        moments: np.ndarray = self.truth["read_s"][self._steady(self.truth)]
+        return moments
+
+    @property
+    def send_lag_s(self) -> np.ndarray:
+        """Sent minus due, by the client's own records."""
+        _, claims = self.matched
+        return _known(claims["sent_s"] - claims["due_s"])
 
     @property
     def ttft_error_s(self) -> np.ndarray:
@@ -112,6 +123,11 @@ class Trial:
         """Reported end-to-end latency minus (last chunk written - request read)."""
         truth, claims = self.matched
         return _known(claims["e2e_s"] - (truth["last_s"] - truth["read_s"]))
+
+    def _steady(self, truth: np.ndarray) -> np.ndarray:
+        start, end = self.steady_s
+        mask: np.ndarray = (truth["read_s"] >= start) & (truth["read_s"] < end)
+        return mask
 
     def summary(self) -> dict[str, Any]:
         """The figures alone, for the results file."""
@@ -168,7 +184,7 @@ def run(
         _await_begun(1, START_LIMIT_S, process, server, client, folder)
         pids = [server.process.pid, *tree(process.pid)]
         with realtime(pids) if at_realtime else nullcontext(), disturb(process.pid) if disturb else nullcontext():
-            usage, count = _measure(process, load, server, client, folder)
+            usage, steady_s, count = _measure(process, load, server, client, folder)
         exit_code = process.wait(load.seconds + END_LIMIT_S)
     except subprocess.TimeoutExpired:
         raise FailedError(f"{client.name} did not end; see {folder}/client.log") from None
@@ -180,9 +196,18 @@ def run(
         claims = client.claims(folder)
     except FileNotFoundError as missing:
         raise FailedError(f"{client.name} left no records ({missing.filename}); see {folder}/client.log") from None
-    truth = server.log()
     return Trial(
-        client.name, load, usage, count, whole_cpu_s, exit_code, truth, claims, folder, disturbed=disturb is not None
+        client=client.name,
+        load=load,
+        usage=usage,
+        steady_s=steady_s,
+        steady_requests=count,
+        whole_cpu_s=whole_cpu_s,
+        exit_code=exit_code,
+        truth=server.log(),
+        claims=claims,
+        folder=folder,
+        disturbed=disturb is not None,
     )
 
 
@@ -205,14 +230,14 @@ def spread(values: np.ndarray) -> list[float] | None:
 
 def _measure(
     process: subprocess.Popen[bytes], load: Load, server: TimedServer, client: Client, folder: Path
-) -> tuple[Usage, int]:
-    """Usage over the steady part, and the requests begun in it."""
+) -> tuple[Usage, tuple[float, float], int]:
+    """Usage over the steady part, the part itself, and the requests begun in it."""
     meter = Meter(process.pid, [server.process.pid])
     _await_begun(STEADY[0] * load.requests, 3 * load.seconds + 30, process, server, client, folder)
     start, first = meter.read(), server.stats()["begun"]
     _await_begun(STEADY[1] * load.requests, 3 * load.seconds + 30, process, server, client, folder)
     end, last = meter.read(), server.stats()["begun"]
-    return meter.between(start, end), last - first
+    return meter.between(start, end), (start[0], end[0]), last - first
 
 
 def _await_begun(

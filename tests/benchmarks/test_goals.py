@@ -30,7 +30,8 @@ def trial(
     claims["due_s"], claims["sent_s"], claims["ttft_s"], claims["e2e_s"] = moments - late_s, moments, 0.05, 0.36
     usage = Usage(10.0, cpu_s, 0.0, noise_s, 0.0)
     folder = Path(f"001.{fault or client}")
-    return Trial(client, LOAD, usage, 1000, 2 * cpu_s, exit_code, truth, claims, folder, disturbed=bool(fault))
+    whole = (0.0, float(moments[-1]) + 1)
+    return Trial(client, LOAD, usage, whole, 1000, 2 * cpu_s, exit_code, truth, claims, folder, disturbed=bool(fault))
 
 
 def goal(number: int, **sections: list[Trial]) -> Goal:

@@ -65,7 +65,7 @@ def test_run_measures(server: TimedServer, tmp_path: Path) -> None:
     assert trial.exit_code == 0
     assert trial.steady_requests > 0
     assert trial.whole_cpu_s > 0
-    assert len(trial.e2e_error_s) == LOAD.requests
+    assert 0 < len(trial.e2e_error_s) <= trial.steady_requests + 1
     assert trial.e2e_error_s.min() >= 0
     assert len(trial.ttft_error_s) == 0, "a client that gives no TTFT has no error of it"
 
