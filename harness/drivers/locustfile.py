@@ -60,7 +60,7 @@ def _run(role: Alone) -> None:
         traceback.print_exc()
     finally:
         role.over.set()
-    if not role.asked and not isinstance(role, Worker):  # who asked is ending us already; a master ends its workers
+    if not role.leaving and not isinstance(role, Worker):  # a master ends its workers
         environment.runner.quit()
         if environment.web_ui:
             environment.web_ui.stop()
@@ -68,6 +68,7 @@ def _run(role: Alone) -> None:
 
 def _end(role: Alone) -> None:
     """Asked to end: let the role write everything first."""
+    role.leaving = True
     if role.started:
         role.ask()
         role.over.wait(STOP_LIMIT_S)

@@ -33,7 +33,7 @@ class Alone:
     def __init__(self, environment: Any, run_dir: Path) -> None:
         self.environment, self.runner, self.run_dir = environment, environment.runner, run_dir
         self.part: Part | None = None
-        self.started = self.asked = False
+        self.started = self.asked = self.leaving = False
         self.over = Event()
 
     def run(self) -> None:
