@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import orjson
 
 INTERVAL_S = 1.0
-DEADLINE_S = 1.0
+DEADLINE_S = 1.5
 METRICS_DEADLINE_S = 0.5
 
 _TOKENS = re.compile(rb"^vllm:(?:prompt|generation)_tokens_total(?:\{[^}]*\})? (\S+)", re.MULTILINE)
