@@ -64,6 +64,11 @@ def test_a_gate_knows_its_line() -> None:
         ("seed: 7", "seed: 7\nseed: 8", "mine.yaml:4: `seed` is written twice, first on line 3"),
         ("seed: 7", "seed: yes", "mine.yaml:3: `seed` must be a whole number, not 'yes'"),
         ("seed: 7", "on_inconclusive: pass", "`on_inconclusive`: input should be '', 'fail', 'warn' or 'extend'"),
+        (
+            "  bad:\n",
+            "  misbehaving: {floood: {}}\n  bad:\n",
+            "`floood` in `traffic.misbehaving`; did you mean `flood`?",
+        ),
         ("streamed: 80%", "path: /v1/embeddings", "'/v1/embeddings' is no path that ends in /chat/completions"),
     ],
 )
