@@ -86,7 +86,8 @@ def plan(
 ) -> None:
     """Write the plan alone: every request of a run, and its hash."""
     loaded, aimed = scenario.load(file), base.load(target, engine)
-    sha256 = plans.write_alone(out, file, loaded.traffic, aimed, loaded.seed if seed is None else seed)
+    seed = loaded.seed if seed is None else seed
+    sha256 = plans.write_alone(out, file, loaded.traffic, aimed, seed, loaded.extendable)
     print(f"{sha256}  {out}")
 
 
@@ -148,20 +149,28 @@ def doctor() -> None:
         print(f"{'yes' if there else 'no ':3}  {what}" + ("" if there else f": {otherwise}"))
 
 
-def _stack_command(verb: str, help_text: str) -> None:
-    @stack.command(verb, help=help_text, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-    def command(context: typer.Context, target: TargetOption = "local", engine: EngineOption = None) -> None:
-        file = base.load(target, engine).path
-        raise typer.Exit(local.door(verb, *context.args, "--target", str(file)))
+@stack.command()
+def up(target: TargetOption = "local", engine: EngineOption = None) -> None:
+    """Start it and wait until it serves."""
+    raise typer.Exit(local.door("up", "--target", str(base.load(target, engine).path)))
 
 
-for _verb, _help in (
-    ("up", "Start it and wait until it serves."),
-    ("down", "Stop it, and everything it ever started."),
-    ("status", "Each program, its state, pid and URL."),
-    ("logs", "What a program printed."),
-):
-    _stack_command(_verb, _help)
+@stack.command()
+def down() -> None:
+    """Stop it, and everything it ever started."""
+    raise typer.Exit(local.door("down"))
+
+
+@stack.command()
+def status(as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False) -> None:
+    """Each program, its state, pid and URL."""
+    raise typer.Exit(local.door("status", *(["--json"] if as_json else [])))
+
+
+@stack.command()
+def logs(program: Annotated[str | None, typer.Argument(help="One program only.")] = None) -> None:
+    """What its programs printed."""
+    raise typer.Exit(local.door("logs", *([program] if program else [])))
 
 
 def main() -> None:

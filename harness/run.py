@@ -26,7 +26,9 @@ import orjson
 from harness import evidence, provenance, timeline
 from harness import scenario as scenarios
 from harness.drivers import process
-from harness.model import EXIT_INTERRUPTED, Event, Verdict
+from harness.judge import verdict as verdicts
+from harness.judge.counts import Latency
+from harness.model import EXIT_INTERRUPTED, Event, Verdict, Window
 from harness.report.panel import LiveState, Panel
 from harness.scenario import Scenario
 from harness.targets import base, local, url
@@ -82,7 +84,7 @@ def _serving(target: Target) -> Iterator[None]:
         yield
     finally:
         if started:
-            local.down(target.path)
+            local.down()
 
 
 def _run_one(
@@ -93,10 +95,13 @@ def _run_one(
     run_dir = evidence.create(order.runs, order.scenario.stem)
     shutil.copyfile(order.scenario, run_dir / "scenario.yaml")
     shutil.copyfile(target.path, run_dir / "target.yaml")
-    header, plan_sha256 = plan.write(run_dir, order.scenario, scenario.traffic, target, scenario.seed)
+    header, plan_sha256 = plan.write(
+        run_dir, order.scenario, scenario.traffic, target, scenario.seed, scenario.extendable
+    )
     facts = _run_facts(order, scenario, target, run_dir, plan_sha256)
     _write_run_json(run_dir, facts)
-    with _Conductor(run_dir, facts, panel(LiveState.begin(header, scenario.gates))) as conductor:
+    look = _Look(scenario, target, header.windows) if scenario.extendable else None
+    with _Conductor(run_dir, facts, panel(LiveState.begin(header, scenario.gates)), look) as conductor:
         interrupted = conductor.conduct(order)
     verdict = evidence.settle(run_dir)
     if interrupted:
@@ -161,11 +166,26 @@ class _Child:
         self.process.wait()
 
 
+class _Look:
+    """The one look at a run that may be extended: once every request due in the steady state has had its time."""
+
+    def __init__(self, scenario: Scenario, target: Target, windows: Sequence[Window]) -> None:
+        self.scenario, self.target = scenario, target
+        steady = next(window for window in windows if window.name == "steady")
+        limits_s = [gate.spec.below_s for gate in scenario.gates if isinstance(gate.spec, Latency)]
+        self.at_s = steady.end_s + max(limits_s, default=scenario.traffic.time_limit_s) + 1.0
+
+    def event(self, run_dir: Path, now_s: float) -> Event:
+        """`extended` when the evidence is too thin, `decided` when the rest of the plan need not be played."""
+        thin = verdicts.undecided(timeline.read(run_dir), self.scenario.gates, self.target.gpu)
+        return Event(now_s, "extended" if thin else "decided")
+
+
 class _Conductor:
     """One run in progress. Signals only set a flag; the loop acts on it."""
 
-    def __init__(self, run_dir: Path, facts: dict[str, Any], panel: Panel) -> None:
-        self.run_dir, self.facts, self.panel = run_dir, facts, panel
+    def __init__(self, run_dir: Path, facts: dict[str, Any], panel: Panel, look: _Look | None) -> None:
+        self.run_dir, self.facts, self.panel, self.look = run_dir, facts, panel, look
         self.log = timeline.Log(run_dir / "log.conductor.jsonl")
         self.children: list[_Child] = []
         self.signals = 0
@@ -239,10 +259,15 @@ class _Conductor:
         return any(child.code is not None for child in self.children)
 
     def _wait_for(self, player: _Child) -> None:
-        """Until the player is done, something died, or the user interrupts."""
+        """Until the player is done, something died, the user interrupts, or a look has seen enough."""
         with self.panel:
             while not self.signals and not self._gone():
                 self.panel.show(self._now_s(), self.run_dir)
+                if self.look and self._now_s() >= self.look.at_s:
+                    event, self.look = self.look.event(self.run_dir, self._now_s()), None
+                    self.log.event(event)
+                    if event.kind == "decided":
+                        break
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     player.process.wait(TICK_S)
             self.panel.show(self._now_s(), self.run_dir)

@@ -50,6 +50,11 @@ class Scenario:
     gates: tuple[Gate, ...]
     on_inconclusive: str
 
+    @property
+    def extendable(self) -> bool:
+        """Whether thin evidence is met with as much traffic again."""
+        return self.on_inconclusive == "extend"
+
 
 def load(path: Path) -> Scenario:
     """Read a scenario. Raises UsageError, with `file:line`, on the first thing that is wrong with it."""

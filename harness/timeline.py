@@ -14,7 +14,7 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,8 @@ def write_beside(path: Path, data: bytes) -> None:
 class PlanHeader:
     """The first line of a plan: what holds for every request of it.
 
-    `windows` are cut from the scenario (`warm_up`, `steady`); `time_limit_s` is when a client gives an answer up for
+    `windows` are cut from the scenario: `warm_up`, `steady`, and the `extension` that is played only when the steady
+    state's evidence is too thin and the scenario says to extend; `time_limit_s` is when a client gives an answer up for
     lost; `corpus_sha256` names the text that the requests' spans point into.
     """
 
@@ -309,7 +310,7 @@ def read(run_dir: Path) -> Timeline:
     columns = _read_plan_columns(run_dir / "plan.jsonl", damage)
     observations, seen, gaps_s, gap_start = _read_observations(run_dir, columns["due_s"], damage)
     events, readings = _read_lines(run_dir, damage)
-    return Timeline(
+    timeline = Timeline(
         run=read_run_json(run_dir),
         observations=observations,
         seen=seen,
@@ -320,6 +321,23 @@ def read(run_dir: Path) -> Timeline:
         damage=damage,
         **columns,
     )
+    return _as_played(timeline)
+
+
+def _as_played(timeline: Timeline) -> Timeline:
+    """The plan's `extension` joins the steady state when the run was extended, and was never due when it was not."""
+    windows = timeline.windows
+    extension = windows.pop("extension", None)
+    if extension is None:
+        return timeline
+    if any(event.kind == "extended" for event in timeline.events):
+        windows["steady"] = replace(windows["steady"], end_s=extension.end_s)
+        return replace(timeline, header=replace(timeline.header, windows=tuple(windows.values())))
+    played = int(np.searchsorted(timeline.due_s, extension.start_s))
+    by_request = ("class_code", "flaw_code", "expect_code", "good", "streamed", "gives_up", "prompt_tokens", "due_s")
+    cut = {name: getattr(timeline, name)[:played] for name in (*by_request, "observations", "seen")}
+    cut |= {"gap_start": timeline.gap_start[: played + 1], "gaps_s": timeline.gaps_s[: timeline.gap_start[played]]}
+    return replace(timeline, header=replace(timeline.header, windows=tuple(windows.values())), **cut)
 
 
 class _Names:

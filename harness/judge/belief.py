@@ -22,7 +22,7 @@ from harness.model import Finding, Judgement, Outcome, Window
 from harness.timeline import Timeline
 
 NEVER_SENT = 0.01
-LAG_S, LAG_OF_LIMIT = 0.050, 0.05
+LAG_S, LAG_OF_LIMIT, LEAST_LAG_S = 0.050, 0.05, 0.002
 LEAST_RATE = 0.95
 CPU = 0.90
 WAITING, WAITING_WITHOUT_EFFECT = 0.10, 0.50  # of the time
@@ -36,7 +36,7 @@ def believe(timeline: Timeline, windows: Sequence[Window], tightest_s: float | N
 
     `windows` are the ones that gates are judged in; `tightest_s` is their smallest limit counted from due.
     """
-    lag_limit_s = max(LAG_S, LAG_OF_LIMIT * (tightest_s or 0.0))
+    lag_limit_s = LAG_S if tightest_s is None else max(LEAST_LAG_S, LAG_OF_LIMIT * tightest_s)
     due = np.logical_or.reduce([timeline.within(window) for window in windows])
     send_lag = _lag("send_lag", send_lag_s(timeline, due), lag_limit_s, "requests were sent late")
     receive_lag = _lag("receive_lag", receive_lag_s(timeline, due), lag_limit_s, "answers were read late")
@@ -103,11 +103,16 @@ def _finished(timeline: Timeline) -> Finding:
         why = "; ".join(f"{name} ended with code {code}" for name, code in sorted(failed.items()))
     elif not stops:
         why = "the player never said that it was done"
-    elif any(event.detail.get("why") != "finished" for event in stops):
+    elif any(event.detail.get("why") != "finished" for event in stops) and not _decided(timeline):
         why = "the player was stopped before its plan was done"
     else:
         return _finding("finished", True, why, "by itself", {})
     return _finding("finished", False, why, "by itself", {"exited": failed})
+
+
+def _decided(timeline: Timeline) -> bool:
+    """Whether the conductor stopped the player because its look found enough evidence before the extension."""
+    return any(event.kind == "decided" for event in timeline.events)
 
 
 def interrupted(timeline: Timeline) -> bool:

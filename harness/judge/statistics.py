@@ -120,27 +120,6 @@ def significantly_bad(bad: int, n: int, tolerated: float, confidence: float) -> 
     return 1.0 - binomial_cdf(bad - 1, n, tolerated) <= 1 - confidence
 
 
-def certain_fail(bad: int, n: int, tolerated: float, confidence: float = 0.95) -> bool:
-    """Whether a run may be stopped as failed now, however often it was looked at before.
-
-    An e-process: the likelihood of what was seen, averaged over bad shares above the tolerated one (weights of
-    Beta(1, 10), cut there), over its likelihood at the tolerated one. It passes 1 / (1 - confidence) with at most
-    probability 1 - confidence when the gate holds, whenever one looks (Ville).
-    """
-    if n == 0 or not 0 < tolerated < 1:
-        return False
-    shape = 10
-    reach = binomial_cdf(bad, n + shape, tolerated)  # the part of the average above the tolerated share
-    if reach <= 0:
-        return False
-    log_evidence = (
-        math.log(shape) - shape * math.log1p(-tolerated)
-        + math.lgamma(bad + 1) + math.lgamma(n - bad + shape) - math.lgamma(n + shape + 1) + math.log(reach)
-        - bad * math.log(tolerated) - (n - bad) * math.log1p(-tolerated)
-    )  # fmt: skip
-    return log_evidence >= -math.log(1 - confidence)
-
-
 @dataclass(frozen=True, slots=True)
 class Sample:
     """`bad` of `n`, and how much that many units in bursts are worth as independent ones.

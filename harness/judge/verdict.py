@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from harness.judge import belief
-from harness.judge.counts import Goodput, Latency, percent, seconds
+from harness.judge.counts import Goodput, Latency, Success, percent, seconds
 from harness.judge.gates import Gate
 from harness.judge.gpu import GpuMemory
 from harness.judge.tables import tables
@@ -37,10 +37,10 @@ def judge(
 
     `gpu` is what the target says it has: under "none" memory gates are listed as not applicable, and judge nothing.
     `on_inconclusive` is the scenario's policy: "fail" turns INCONCLUSIVE into FAIL, "warn" lets it exit 0 under its own
-    name; else it stays, with its own exit code.
+    name; else it stays, with its own exit code. Under "extend" the conductor has looked once before (`undecided`).
     """
     idle = [gate for gate in gates if gpu == "none" and isinstance(gate.spec, GpuMemory)]
-    judged = [gate for gate in gates if gate not in idle]
+    judged = _for_looks([gate for gate in gates if gate not in idle], on_inconclusive)
     windows = _windows(timeline, judged)
     believed = belief.believe(timeline, windows, _tightest_s(judged))
     findings = tuple(gate.finding(timeline) for gate in judged)
@@ -59,6 +59,24 @@ def judge(
     if belief.interrupted(timeline):
         return replace(verdict, verdict=Judgement.INVALID, exit_code=EXIT_INTERRUPTED, why="interrupted")
     return _by_policy(verdict, on_inconclusive)
+
+
+def undecided(timeline: Timeline, gates: Sequence[Gate], gpu: str) -> bool:
+    """Whether a run that may be extended should be: its worst gate is INCONCLUSIVE. For the one look under way."""
+    looked = judge(timeline, gates, gpu, "extend", {})
+    return min((f.verdict for f in looked.findings), key=SEVERITY.index, default=None) == Judgement.INCONCLUSIVE
+
+
+def _for_looks(gates: Sequence[Gate], on_inconclusive: str) -> list[Gate]:
+    """A run that may be extended is looked at twice: each look gets half of the doubt that one look would have."""
+    if on_inconclusive != "extend":
+        return list(gates)
+    return [
+        replace(gate, spec=replace(gate.spec, confidence=(1 + gate.spec.confidence) / 2))
+        if isinstance(gate.spec, Latency | Success | Goodput)
+        else gate
+        for gate in gates
+    ]
 
 
 def _windows(timeline: Timeline, gates: Sequence[Gate]) -> list[Window]:

@@ -17,27 +17,19 @@ def door(verb: str, *arguments: str) -> int:
     return subprocess.run([*DOOR, verb, *arguments], check=False).returncode
 
 
-def running(target_file: Path) -> bool:
-    """Whether every process of this target's stack runs."""
-    asked = [*DOOR, "status", "--target", str(target_file)]
-    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
-
-
 def up(target_file: Path) -> bool:
     """Bring the stack up and wait until it serves. True when this call started it; False when it was up already.
 
     Raises UsageError when it cannot: the stack's own sentence (a port in use, an engine not installed).
     """
-    if running(target_file):
-        return False
     asked = [*DOOR, "up", "--target", str(target_file)]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["it said nothing"]
-        raise UsageError("the local stack did not come up: " + said[-1].removeprefix("stack: "))
-    return True
+        raise UsageError(f"the local stack did not come up: {said[-1]}")
+    return not done.stdout.startswith("already up")
 
 
-def down(target_file: Path) -> None:
-    """Take the stack down, and everything it started."""
-    subprocess.run([*DOOR, "down", "--target", str(target_file)], capture_output=True, check=False)
+def down() -> None:
+    """Take the stack of this directory down, and everything it started."""
+    subprocess.run([*DOOR, "down"], capture_output=True, check=True)

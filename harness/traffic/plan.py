@@ -77,24 +77,33 @@ class Traffic:
         steady = Window("steady", self.warm_up_s, self.warm_up_s + self.for_s)
         return (Window("warm_up", 0.0, self.warm_up_s), steady) if self.warm_up_s else (steady,)
 
+    def planned_windows(self, extendable: bool) -> tuple[Window, ...]:
+        """The windows, and as long again as the steady state when thin evidence may extend it."""
+        end_s = self.warm_up_s + self.for_s
+        return (*self.windows, Window("extension", end_s, end_s + self.for_s)) if extendable else self.windows
+
     @property
     def classes(self) -> tuple[str, ...]:
         """The classes whose requests should be served."""
         return (*self.prompts.mix, *self.misbehaving)
 
 
-def make(traffic: Traffic, target: Served, seed: int, scenario: str) -> tuple[PlanHeader, list[Request], Corpus]:
+def make(
+    traffic: Traffic, target: Served, seed: int, scenario: str, extendable: bool = False
+) -> tuple[PlanHeader, list[Request], Corpus]:
     """The plan of a scenario's traffic against a target. The same arguments give the same plan."""
+    windows = traffic.planned_windows(extendable)
     longest = 2 * target.prompt_limit
     corpus = corpora.build(target.tokenizer, seed, longest, traffic.prompts.text)
-    requests = _numbered(sorted(_asked(traffic, target, corpus, seed), key=lambda request: request.due_s))
+    asked = _asked(traffic, target, corpus, seed, windows[-1].end_s)
+    requests = _numbered(sorted(asked, key=lambda request: request.due_s))
     if not requests:
-        raise UsageError(f"nothing is due in the {traffic.windows[-1].end_s:g} s of {scenario}")
+        raise UsageError(f"nothing is due in the {windows[-1].end_s:g} s of {scenario}")
     header = PlanHeader(
         scenario=scenario,
         seed=seed,
         requests=len(requests),
-        windows=traffic.windows,
+        windows=windows,
         time_limit_s=traffic.time_limit_s,
         corpus_sha256=hashlib.sha256(corpus.text).hexdigest(),
         facts=_facts(traffic, target, corpus, requests),
@@ -102,16 +111,20 @@ def make(traffic: Traffic, target: Served, seed: int, scenario: str) -> tuple[Pl
     return header, requests, corpus
 
 
-def write(run_dir: Path, scenario: Path, traffic: Traffic, target: Served, seed: int) -> tuple[PlanHeader, str]:
+def write(
+    run_dir: Path, scenario: Path, traffic: Traffic, target: Served, seed: int, extendable: bool = False
+) -> tuple[PlanHeader, str]:
     """Make the plan and write `plan.jsonl` and `corpus.bin` into the run directory; its header and SHA-256."""
-    header, requests, corpus = make(traffic, target, seed, str(scenario))
+    header, requests, corpus = make(traffic, target, seed, str(scenario), extendable)
     timeline.write_beside(run_dir / "corpus.bin", corpus.text)
     return header, _written(run_dir / "plan.jsonl", header, requests)
 
 
-def write_alone(out: Path, scenario: Path, traffic: Traffic, target: Served, seed: int) -> str:
+def write_alone(
+    out: Path, scenario: Path, traffic: Traffic, target: Served, seed: int, extendable: bool = False
+) -> str:
     """Make the plan and write it to `out`, without the text that its prompts are cut from; its SHA-256."""
-    header, requests, _ = make(traffic, target, seed, str(scenario))
+    header, requests, _ = make(traffic, target, seed, str(scenario), extendable)
     return _written(out, header, requests)
 
 
@@ -125,9 +138,8 @@ def _numbered(requests: Iterable[Request]) -> list[Request]:
     return [one if one.index == index else replace(one, index=index) for index, one in enumerate(requests)]
 
 
-def _asked(traffic: Traffic, target: Served, corpus: Corpus, seed: int) -> Iterator[Request]:
+def _asked(traffic: Traffic, target: Served, corpus: Corpus, seed: int, end_s: float) -> Iterator[Request]:
     """Every request; those of one arrival follow each other, whenever they are due."""
-    end_s = traffic.windows[-1].end_s
     good, bad, other = (_Mix(traffic.prompts, target, corpus, f"{seed}/{whose}") for whose in ("good", BAD, "other"))
     flaws = _dealt(traffic.bad, random.Random(f"{seed}/flaws"))
     kinds, kind_rng = [*traffic.shares, ""], random.Random(f"{seed}/kinds")

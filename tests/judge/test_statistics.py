@@ -150,29 +150,6 @@ def test_students_quantile(freedom: int) -> None:
     assert statistics.student(freedom) == pytest.approx(stats.t.ppf(0.95, freedom), abs=1e-3)
 
 
-@pytest.mark.parametrize(("share", "n"), [(0.10, 200), (0.20, 30), (0.5, 6), (1.0, 3)])
-def test_certain_fail_comes_early(share: float, n: int) -> None:
-    """A plain failure is certain within a few requests, and not at half as many."""
-    assert statistics.certain_fail(round(share * n), n, 0.05)
-    assert not statistics.certain_fail(round(share * n / 2), n // 2, 0.05)
-
-
-def test_two_slow_requests_are_no_certain_fail() -> None:
-    """F15: the first two of a run, both slow, abort nothing."""
-    assert not statistics.certain_fail(0, 0, 0.05)
-    assert not statistics.certain_fail(2, 2, 0.05)
-
-
-def test_certain_fail_is_valid_at_any_time() -> None:
-    """Looked at after every request of 150 runs at the limit, a fail is called in at most about 5 % of them."""
-    rng = np.random.default_rng(11)
-    called = 0
-    for _ in range(150):
-        bad = np.cumsum(rng.random(300) < 0.05)
-        called += any(statistics.certain_fail(int(bad[n - 1]), n, 0.05) for n in range(1, 301, 3))
-    assert called <= 150 * 0.08
-
-
 def test_drift_shows_between_halves() -> None:
     """Ten times as many bad in the second half are told; the same number, or too few to tell, are not."""
     due_s = np.linspace(0, 100, 2000, endpoint=False)
