@@ -66,7 +66,14 @@ class Exchange:
 
 
 class Owner(Protocol):
-    """What a connection tells of itself."""
+    """What a connection asks of its owner, and tells it of itself.
+
+    `next_s` is when the schedule wants to be polled next; `wall_ahead_s` is the wall clock less the monotonic one, for
+    the kernel stamps with the former.
+    """
+
+    next_s: float
+    wall_ahead_s: float
 
     def poll(self) -> None:
         """Do what has fallen due; called before every read."""
@@ -223,9 +230,12 @@ class Connection:
     # Reading -----------------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
-        self._owner.poll()
-        if self.gone:  # the schedule hung this one up
-            return
+        owner, now_s = self._owner, time.monotonic()
+        if now_s >= owner.next_s:
+            owner.poll()
+            if self.gone:  # the schedule hung this one up
+                return
+            now_s = time.monotonic()
         try:
             data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
         except BlockingIOError:
@@ -236,24 +246,22 @@ class Connection:
         if not data:
             self._peer_closed()
             return
-        at_s = self._received(ancillary)
+        self.heard_s = at_s = now_s
+        if ancillary and self.exchange is not None:
+            at_s = self._received(ancillary[0][2], now_s, self.exchange.reply)
         if self._tls:
             self._take_encrypted(at_s, data)
         else:
             self._take(at_s, data)
 
-    def _received(self, ancillary: list[tuple[int, int, bytes]]) -> float:
-        """When the kernel received the bytes, on our clock: now less the time that they lay unread."""
-        now_s = self.heard_s = time.monotonic()
-        if not ancillary or self.exchange is None:
-            return now_s
-        seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
-        # Both readings are of the wall clock, microseconds apart: its steps and its drift cancel out.
-        lag_s: float = (time.clock_gettime_ns(time.CLOCK_REALTIME) - seconds * 10**9 - nanoseconds) * 1e-9
-        reply = self.exchange.reply
-        lag_s = min(max(lag_s, 0.0), now_s - reply.sent_s)
-        reply.receive_lag_s = max(reply.receive_lag_s, lag_s)
-        return now_s - lag_s
+    def _received(self, stamp: bytes, now_s: float, reply: Reply) -> float:
+        """When the kernel received the bytes, on our clock: within what is possible, should the wall clock be set."""
+        seconds, nanoseconds = _TIMESPEC.unpack(stamp)
+        at_s: float = seconds + nanoseconds * 1e-9 - self._owner.wall_ahead_s
+        if not reply.sent_s <= at_s <= now_s:
+            at_s = min(max(at_s, reply.sent_s), now_s)
+        reply.receive_lag_s = max(reply.receive_lag_s, now_s - at_s)
+        return at_s
 
     def _take_encrypted(self, at_s: float, data: bytes) -> None:
         assert self._tls is not None

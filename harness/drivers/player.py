@@ -62,7 +62,7 @@ class Player:
         self._ahead: deque[Exchange] = deque()  # composed, not yet due
         self._ahead_bytes = 0
         self._hang_ups: list[tuple[float, int, Exchange]] = []  # a heap: the plan's cancelling clients
-        self._origin_s = self._next_s = self._armed_s = _FOR_EVER
+        self._origin_s = self._armed_s = _FOR_EVER
         self._asked = self._dropped = False
         self._failure: OSError | None = None
         self.sent = 0
@@ -89,6 +89,7 @@ class Player:
         while self._failure is None:
             gevent.sleep(TICK_S)
             now_s = time.monotonic()
+            self.pool.set_clock()
             if self._asked and not self._dropped:
                 self._drop_the_rest()
                 end_s = now_s + DRAIN_S
@@ -119,11 +120,11 @@ class Player:
 
     def poll(self) -> None:
         """Send what has fallen due. Costs a clock reading when nothing has."""
-        if time.monotonic() >= self._next_s:
+        if time.monotonic() >= self.pool.next_s:
             try:
                 self._fire()
             except OSError as error:  # raised in a callback it would only be printed
-                self._failure, self._next_s = error, _FOR_EVER
+                self._failure, self.pool.next_s = error, _FOR_EVER
 
     def _wake(self) -> None:
         self._armed_s = _FOR_EVER
@@ -133,10 +134,10 @@ class Player:
     def _schedule(self) -> None:
         """Wake in time for what is next. A timer armed for something already done costs less than arming it anew."""
         due_s = self._origin_s + self._ahead[0].request.due_s - EARLY_S if self._ahead else _FOR_EVER
-        self._next_s = min(due_s, self._hang_ups[0][0] if self._hang_ups else _FOR_EVER)
-        if self._next_s < self._armed_s:
-            self._armed_s = self._next_s
-            self._timer.arm(self._next_s)
+        next_s = self.pool.next_s = min(due_s, self._hang_ups[0][0] if self._hang_ups else _FOR_EVER)
+        if next_s < self._armed_s:
+            self._armed_s = next_s
+            self._timer.arm(next_s)
 
     def _fire(self) -> None:
         now_s = time.monotonic() + EARLY_S

@@ -17,13 +17,16 @@ _LINGER_S = 1.0  # for the end of a message whose stream has said [DONE]
 
 
 class Pool:
-    """Carries exchanges on connections. `poll` is the schedule's; `over` is told of every request that has ended."""
+    """Carries exchanges on connections. `poll` is the schedule's, wanted at `next_s`; `over` is told of every request
+    that has ended."""
 
     def __init__(
         self, endpoint: Endpoint, loop: Any, poll: Callable[[], None], over: Callable[[Exchange], None]
     ) -> None:
         self._endpoint, self._loop = endpoint, loop
         self.poll, self._over = poll, over
+        self.next_s = float("inf")
+        self.set_clock()
         self._idle: dict[Connection, None] = {}  # in the order of their last use
         self._all: set[Connection] = set()
         self._opening: set[Connection] = set()  # ahead of need
@@ -32,6 +35,11 @@ class Pool:
     @property
     def connections(self) -> int:
         return len(self._all)
+
+    def set_clock(self) -> None:
+        """Compare the clocks, many times a second: what the wall clock is set or slewed by in between is an error of
+        the moments received, and of no other."""
+        self.wall_ahead_s = time.clock_gettime_ns(time.CLOCK_REALTIME) * 1e-9 - time.monotonic()
 
     def warm(self, count: int, sleep: Callable[[float], None], limit_s: float) -> None:
         """Open `count` connections and wait until they stand or `limit_s` is over: a dead target is no error here."""

@@ -34,19 +34,13 @@ class Answers:
 
     def feed(self, at_s: float, data: bytes) -> bool:
         """Take bytes that arrived at `at_s`; True when the answer is over. Malformed bytes end it too."""
-        if self.whole:  # nothing was asked: the connection cannot be trusted
-            self.keep_alive = False
-            return True
-        reply = self._reply
-        if reply.first_byte_s != reply.first_byte_s:
-            reply.first_byte_s = at_s
         self._at_s = at_s
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._end(Outcome.MALFORMED)
-        except httptools.HttpParserError:
-            self._end(None if self.over else Outcome.MALFORMED)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            if not self.over:
+                self._reply.broken = Outcome.MALFORMED
+            self.over, self.whole, self.keep_alive = True, True, False
         return self.over
 
     def closed(self) -> Outcome | None:
@@ -59,10 +53,13 @@ class Answers:
         """Let go of the parser, which holds us as we hold it: nobody collects such a pair while traffic flows."""
         del self._parser
 
-    def _end(self, broken: Outcome | None) -> None:
-        self._reply.broken, self.over, self.whole, self.keep_alive = broken, True, True, False
-
     # Called by the parser -----------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.whole:  # nothing was asked: the connection cannot be trusted
+            self.keep_alive = False
+        elif self._reply.first_byte_s != self._reply.first_byte_s:
+            self._reply.first_byte_s = self._at_s
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -80,12 +77,12 @@ class Answers:
         self._reply.pieces.append((self._at_s, body))
         if self._stream:
             seen = self._tail + body
-            if b"[DONE]" in seen and any(b"\n" + done in seen or b"\r" + done in seen for done in _DONE):
+            if seen.find(b"[DONE]") >= 0 and any(b"\n" + done in seen or b"\r" + done in seen for done in _DONE):
                 self._reply.broken, self.over = None, True
             self._tail = seen[-_OVERLAP - 1 :]
 
     def on_message_complete(self) -> None:
-        if self._interim:
+        if self._interim or self.whole:
             return
         if not self.over:
             self._reply.broken = None

@@ -18,6 +18,9 @@ ASKED = Request(index=0, due_s=0.0, class_name="short")
 class Told:
     """An owner that writes down what it is told."""
 
+    next_s = float("inf")
+    wall_ahead_s = 0.0
+
     def __init__(self) -> None:
         self.words: list[str] = []
 

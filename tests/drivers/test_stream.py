@@ -44,7 +44,7 @@ def outcome_of(*pieces: bytes, request: Request = ASKED, status: int = 200, brok
 
 def events_of(data: bytes) -> list[tuple[str, bytes]]:
     stream = EventStream()
-    return [(e.type, e.data) for e in [*stream.feed(0.0, data), *stream.close(0.0)]]
+    return [(name, found) for _, name, found in [*stream.feed(0.0, data), *stream.close(0.0)]]
 
 
 @pytest.mark.parametrize(
