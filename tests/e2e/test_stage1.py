@@ -43,8 +43,8 @@ def test_every_bad_request_is_refused_as_it_should_be() -> None:
     """The report's table shows each kind of bad request with the answer it got; no good one is refused (GATE-6)."""
     table = verdict(LATEST.resolve())["tables"]["rejections"]  # type: ignore[index]
     assert table, "the smoke scenario sends bad requests"
-    for row in table:
-        assert row["sent"] == row["right"] > 0, row
+    for kind, row in table.items():
+        assert row["n"] == row["right"] > 0, (kind, row)
 
 
 def test_overload_fails() -> None:
@@ -53,7 +53,7 @@ def test_overload_fails() -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     said = verdict(LATEST.resolve())
     assert said["verdict"] == "FAIL"
-    assert said["believed"]["verdict"] == "PASS"  # type: ignore[index]
+    assert {finding["verdict"] for finding in said["believed"]} == {"PASS"}  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -135,7 +135,9 @@ def test_a_killed_conductor_leaves_a_readable_run() -> None:
     assert judged.returncode == 3, judged.stdout
     told = verdict(run_dir)
     assert told["verdict"] == "INVALID"
-    assert sum(row["n"] for row in told["tables"]["outcomes"]) > 0  # type: ignore[index]
+    ends = [count for counts in told["tables"]["outcomes"].values() for count in counts.values()]  # type: ignore[index]
+    assert sum(ends) > 0
+    assert "no observation" in str(told["believed"])
 
 
 def test_stage_1_writes_one_verdict_over_its_runs() -> None:
