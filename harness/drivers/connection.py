@@ -248,16 +248,15 @@ class Connection:
             return
         self.heard_s = at_s = now_s
         if ancillary and self.exchange is not None:
-            at_s = self._received(ancillary[0][2], now_s, self.exchange.reply)
+            seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
+            at_s = self._possible(seconds + nanoseconds * 1e-9 - owner.wall_ahead_s, now_s, self.exchange.reply)
         if self._tls:
             self._take_encrypted(at_s, data)
-        else:
-            self._take(at_s, data)
+        elif self._answers.feed(at_s, data):
+            self._over(at_s)
 
-    def _received(self, stamp: bytes, now_s: float, reply: Reply) -> float:
-        """When the kernel received the bytes, on our clock: within what is possible, should the wall clock be set."""
-        seconds, nanoseconds = _TIMESPEC.unpack(stamp)
-        at_s: float = seconds + nanoseconds * 1e-9 - self._owner.wall_ahead_s
+    def _possible(self, at_s: float, now_s: float, reply: Reply) -> float:
+        """The kernel's moment of receipt, held between the sending and now should somebody set the wall clock."""
         if not reply.sent_s <= at_s <= now_s:
             at_s = min(max(at_s, reply.sent_s), now_s)
         reply.receive_lag_s = max(reply.receive_lag_s, now_s - at_s)
@@ -277,20 +276,20 @@ class Connection:
                 break
             except ssl.SSLError:  # bytes that are no TLS
                 ended = True
-        if plain := b"".join(parts):
-            self._take(at_s, plain)
+        plain = b"".join(parts)
+        if plain and self._answers.feed(at_s, plain):
+            self._over(at_s)
         if ended and not self.gone:
             self._peer_closed()
 
-    def _take(self, at_s: float, data: bytes) -> None:
-        answers = self._answers
-        answers.feed(at_s, data)
-        if self.exchange is not None and answers.over:
-            self._finish(at_s, self.exchange.reply.broken)
-        elif self.exchange is None:
-            self._settle()
-
     # The end of a request ----------------------------------------------------------------------------------------
+
+    def _over(self, at_s: float) -> None:
+        """The user has the answer; or, between requests, the message that went on after its [DONE] has ended."""
+        if self.exchange is not None:
+            self._finish(at_s, self.exchange.reply.broken)
+        else:
+            self._settle()
 
     def _peer_closed(self) -> None:
         if self.exchange is None:

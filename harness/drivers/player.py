@@ -25,8 +25,8 @@ from harness.drivers.timer import Timer
 from harness.model import Outcome, Request, Tag
 
 EARLY_S = 20e-6  # what falls due this soon is sent now: arming a timer for it takes as long
-TICK_S = 0.04  # between two rounds of composing ahead and of collecting
-AHEAD_S = 0.1
+TICK_S = 0.1  # between two rounds of composing ahead and of collecting
+AHEAD_S = 0.25
 AHEAD_BYTES = 32 << 20
 SWEEP_S = 0.2
 MEASURE_S = 1.0 - TICK_S
@@ -98,7 +98,7 @@ class Player:
             if (self._all_sent and not self.pool.in_flight) or now_s > end_s:
                 return self._finish()
             self._look_ahead()
-            self._collector.work(self.poll)
+            self._collector.work(self.poll, TICK_S)
             if now_s - swept_s > SWEEP_S:
                 self.pool.sweep(now_s, self._time_limit_s)
                 swept_s = now_s
@@ -111,7 +111,7 @@ class Player:
         left_open = self.pool.in_flight
         self._timer.close()
         self.pool.abandon()
-        self._collector.work(lambda: None)
+        self._collector.work(lambda: None, _FOR_EVER)
         self._collector.measure(self._gauges())
         why = "asked" if self._asked else "finished"
         return Played(sent=self.sent, done=self.sent - left_open, open=left_open, why=why)
