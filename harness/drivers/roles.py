@@ -74,7 +74,7 @@ class Worker(Alone):
     """Plays one part of the plan. Without a run directory it is given the files, and ships its logs back."""
 
     def __init__(self, environment: Any, run_dir: Path | None) -> None:
-        super().__init__(environment, run_dir or Path(tempfile.mkdtemp(prefix="harness-")))
+        super().__init__(environment, run_dir or Path())
         self.distant = run_dir is None
         self.order, self.origin_s, self.pong = AsyncResult(), AsyncResult(), AsyncResult()
         self.shipped: dict[str, int] = {}
@@ -87,6 +87,8 @@ class Worker(Alone):
             self.runner.register_message(name, listener)
 
     def run(self) -> None:
+        if self.distant:
+            self.run_dir = Path(tempfile.mkdtemp(prefix="harness-"))
         try:
             self._play()
         except BaseException as error:
