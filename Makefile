@@ -46,5 +46,6 @@ up: $(engine)
 down: setup
 	@$(harness) stack down
 
-clean: down
+clean:
+	@[ ! -x $(harness) ] || $(harness) stack down
 	rm -rf .venv .venv-vllm .cache .stack

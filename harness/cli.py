@@ -6,16 +6,16 @@ Exit codes: 0 PASS, 1 FAIL, 2 usage or configuration, 3 INVALID, 4 INCONCLUSIVE,
 import os
 import shutil
 import sys
+import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import orjson
 import typer
 from rich.console import Console
 
 from harness import evidence, run, scenario
-from harness.judge import verdict as verdicts
-from harness.model import EXIT_USAGE, SEVERITY, UsageError, Verdict
+from harness.model import EXIT_CODE, EXIT_INTERRUPTED, EXIT_USAGE, Judgement, UsageError, Verdict
 from harness.report import github, markdown, text
 from harness.report.panel import LivePanel
 from harness.targets import base, local
@@ -43,37 +43,33 @@ def run_command(
     workers: Annotated[
         int, typer.Option(min=1, max=64, help="Player processes; the plan is the same for any number.")
     ] = 1,
-    seed: Annotated[int | None, typer.Option(help="Instead of the scenario's own seed.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Instead of the scenario's own seed.")] = None,
     stage: Annotated[int, typer.Option(help="Write one verdict over all runs to runs/latest-stageN.")] = 0,
     web_port: Annotated[int | None, typer.Option(help="Show the traffic in locust's web UI on this port.")] = None,
     master_port: Annotated[int | None, typer.Option(help="Let workers on other machines join on this port.")] = None,
 ) -> None:
     """Plan, run, judge and report."""
-    orders = [
-        run.Order(file, target, engine, workers, seed, stage=stage, web_port=web_port, master_port=master_port)
-        for file in files
-    ]
-    done = run.run(orders, LivePanel)
-    for run_dir, verdict in done:
+    order = run.Order(
+        tuple(files), target, engine, workers, seed, stage=stage, web_port=web_port, master_port=master_port
+    )
+    run_dir, verdict = run.run(order, LivePanel, _tell_run)
+    if stage and len(files) > 1:
         _tell(run_dir, verdict)
-    run_dir, verdict = done[-1]
-    if stage:
-        run_dir, verdict = evidence.merge(orders[0].runs, stage, done)
-        if len(done) > 1:
-            _tell(run_dir, verdict, of_a_run=False)
-    else:
-        verdict = min((v for _, v in done), key=lambda v: SEVERITY.index(v.verdict))
     raise typer.Exit(verdict.exit_code)
 
 
-def _tell(run_dir: Path, verdict: Verdict, of_a_run: bool = True) -> None:
-    text.show(verdict, Console())
-    print(f"\n{run_dir}/ holds verdict.json, report.md, junit.xml and every record")
-    if os.environ.get("GITHUB_ACTIONS") == "true" and of_a_run:
+def _tell_run(run_dir: Path, verdict: Verdict) -> None:
+    _tell(run_dir, verdict)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
         print(github.annotations(verdict))
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             with open(summary, "a") as file:
                 file.write(markdown.render(verdict))
+
+
+def _tell(run_dir: Path, verdict: Verdict) -> None:
+    text.show(verdict, Console())
+    print(f"\n{run_dir}/ holds verdict.json, report.md, junit.xml and every record")
 
 
 @app.command()
@@ -82,7 +78,7 @@ def plan(
     out: Annotated[Path, typer.Option("-o", "--out", help="Where the plan goes.")],
     target: TargetOption = "local",
     engine: EngineOption = None,
-    seed: Annotated[int | None, typer.Option(help="Instead of the scenario's own seed.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Instead of the scenario's own seed.")] = None,
 ) -> None:
     """Write the plan alone: every request of a run, and its hash."""
     loaded, aimed = scenario.load(file), base.load(target, engine)
@@ -102,10 +98,7 @@ def judge(run_dir: RunDir) -> None:
 @app.command()
 def report(run_dir: RunDir) -> None:
     """Tell the verdict of a run again."""
-    path = run_dir / "verdict.json"
-    if not path.exists():
-        raise UsageError(f"{run_dir} holds no verdict.json: judge it first with `harness judge {run_dir}`")
-    verdict = verdicts.from_json(path.read_bytes())
+    verdict = evidence.read_verdict(run_dir)
     evidence.tell(run_dir, verdict)
     _tell(run_dir, verdict)
     raise typer.Exit(verdict.exit_code)
@@ -174,9 +167,22 @@ def logs(program: Annotated[str | None, typer.Argument(help="One program only.")
 
 
 def main() -> None:
-    """The command `harness`."""
+    """The command `harness`. What goes wrong in the harness itself is never a verdict: it exits as INVALID does."""
     try:
         app()
     except UsageError as mistake:
-        print(f"harness: {mistake}", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            print(github.mistake(mistake.sentence, mistake.where))
+        _fail(str(mistake), EXIT_USAGE)
+    except KeyboardInterrupt:
+        _fail("interrupted before anything was sent", EXIT_INTERRUPTED)
+    except OSError as trouble:
+        _fail(f"{trouble.filename or 'the run'}: {trouble.strerror or trouble}", EXIT_CODE[Judgement.INVALID])
+    except Exception:
+        traceback.print_exc()
+        sys.exit(EXIT_CODE[Judgement.INVALID])
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    print(f"harness: {sentence}", file=sys.stderr)
+    sys.exit(code)

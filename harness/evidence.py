@@ -4,8 +4,11 @@
 run and no silence. Judging reads files only: the same files give the same bytes.
 """
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,19 +22,41 @@ from harness.report import junit, markdown
 from harness.targets import base
 
 
+@contextlib.contextmanager
+def only_run(runs: Path) -> Iterator[None]:
+    """Hold the place of the one run at a time under `runs`. Raises UsageError when another run holds it.
+
+    Two runs would load each other's stack and judge each other's traffic.
+    """
+    _made(runs)
+    with open(runs / ".lock", "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise UsageError(f"another run is going on under {runs}/ (pid {lock.read().strip()})") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def _made(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as trouble:
+        raise UsageError(f"cannot make the directory {directory}: {trouble.strerror}") from trouble
+
+
 def create(runs: Path, name: str) -> Path:
     """A new directory `runs/<utc>-<name>` whose verdict is INVALID until it is judged; `runs/latest` points to it."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    taken = 0
-    while True:
-        run_dir = runs / (f"{stamp}-{name}" + (f"-{taken + 1}" if taken else ""))
-        try:
-            run_dir.mkdir(parents=True)
-            break
-        except FileExistsError:
-            taken += 1
-        except OSError as trouble:
-            raise UsageError(f"cannot make the run directory {run_dir}: {trouble.strerror}") from trouble
+    _made(runs)
+    stamp, taken = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"), 1
+    run_dir = runs / f"{stamp}-{name}"
+    while run_dir.exists():
+        taken += 1
+        run_dir = runs / f"{stamp}-{name}-{taken}"
+    _made(run_dir)
     write_verdict(run_dir, unfinished(run_dir.name))
     point(runs / "latest", run_dir)
     return run_dir
@@ -45,12 +70,12 @@ def point(link: Path, run_dir: Path) -> None:
     beside.replace(link)
 
 
-def unfinished(run: str) -> Verdict:
+def unfinished(run: str, stage: int = 0) -> Verdict:
     return Verdict(
         verdict=Judgement.INVALID,
         exit_code=EXIT_CODE[Judgement.INVALID],
         why="not finished: the run has not been judged",
-        provenance={"run": run},
+        provenance={"run": run, "stage": stage},
     )
 
 
@@ -69,7 +94,7 @@ def judge(run_dir: Path) -> Verdict:
         seen = timeline.read(run_dir)
         judged = scenario.load(run_dir / "scenario.yaml")
         target = base.load(str(run_dir / "target.yaml"))
-    except (FileNotFoundError, ValueError) as trouble:
+    except (FileNotFoundError, ValueError, KeyError, TypeError, UsageError) as trouble:
         return Verdict(
             verdict=Judgement.INVALID,
             exit_code=EXIT_CODE[Judgement.INVALID],
@@ -95,29 +120,35 @@ def _provenance(run_dir: Path, run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settle(run_dir: Path) -> Verdict:
-    """Judge a run and write everything that tells it: verdict.json, report.md, junit.xml."""
+    """Judge a run, or every run of a stage, and write all that tells it: verdict.json, report.md, junit.xml."""
+    parts = _parts(run_dir)
+    if parts:
+        return settle_stage(run_dir, _stage(run_dir), [run_dir / name for name in parts])
     verdict = judge(run_dir)
+    write_verdict(run_dir, verdict)
     tell(run_dir, verdict)
     return verdict
 
 
 def tell(run_dir: Path, verdict: Verdict) -> None:
-    write_verdict(run_dir, verdict)
+    """Write the reports that tell a verdict."""
     timeline.write_beside(run_dir / "report.md", markdown.render(verdict).encode())
     timeline.write_beside(run_dir / "junit.xml", junit.render(verdict).encode())
 
 
 def verify(run_dir: Path) -> list[str]:
     """What differs between the verdict on disk and the raw files it rests on; nothing when all is as judged."""
-    path = run_dir / "verdict.json"
-    if not path.exists():
-        raise UsageError(f"{run_dir} holds no verdict.json: judge it first with `harness judge {run_dir}`")
-    told = path.read_bytes()
+    told = _told(run_dir)
+    parts = _parts(run_dir)
+    if parts:
+        differences = [f"{name}: {difference}" for name in parts for difference in verify(run_dir / name)]
+        again = _merged(run_dir, _stage(run_dir), [run_dir / name for name in parts])
+        return differences or ([] if verdicts.to_json(again) == told else [_NOT_GIVEN])
     try:
         hashes: dict[str, str] = orjson.loads(told)["provenance"]["logs"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return ["verdict.json names no logs: it was never judged, or is damaged"]
-    present = {p.name: p for p in timeline.log_files(run_dir)}
+    present = {path.name: path for path in timeline.log_files(run_dir)}
     differences = [f"{name} is missing" for name in hashes if name not in present]
     differences += [f"{name} was added after the verdict" for name in present if name not in hashes]
     differences += [
@@ -125,37 +156,86 @@ def verify(run_dir: Path) -> list[str]:
         for name, path in present.items()
         if name in hashes and provenance.sha256(path) != hashes[name]
     ]
-    if not differences and verdicts.to_json(judge(run_dir)) != told:
-        differences.append("verdict.json is not what judging these files gives")
-    return differences
+    return differences or ([] if verdicts.to_json(judge(run_dir)) == told else [_NOT_GIVEN])
 
 
-def merge(runs: Path, stage: int, parts: Sequence[tuple[Path, Verdict]]) -> tuple[Path, Verdict]:
-    """One verdict over all runs of a stage, in a directory of its own; `runs/latest-stageN` points to it."""
-    run_dir = create(runs, f"stage{stage}")
-    worst = min((verdict for _, verdict in parts), key=lambda v: SEVERITY.index(v.verdict))
-    several = len(parts) > 1
-    merged = Verdict(
-        verdict=worst.verdict,
-        exit_code=worst.exit_code,
-        why="; ".join(f"{_scenario_name(verdict)}: {verdict.why}" for _, verdict in parts if verdict.why == worst.why),
-        believed=tuple(_named(f, v, several) for _, v in parts for f in v.believed),
-        findings=tuple(_named(f, v, several) for _, v in parts for f in v.findings),
-        tables=parts[0][1].tables if not several else {_scenario_name(v): v.tables for _, v in parts},
-        notes=tuple(note for _, v in parts for note in v.notes),
+_NOT_GIVEN = "verdict.json is not what judging these files gives"
+
+
+def read_verdict(run_dir: Path) -> Verdict:
+    """The verdict on disk. Raises UsageError when there is none that can be read."""
+    try:
+        return verdicts.from_json(_told(run_dir))
+    except (ValueError, KeyError, TypeError) as trouble:
+        raise UsageError(f"{run_dir}/verdict.json cannot be read: {trouble}") from trouble
+
+
+def _told(run_dir: Path) -> bytes:
+    path = run_dir / "verdict.json"
+    if not path.exists():
+        raise UsageError(f"{run_dir} holds no verdict.json: judge it first with `harness judge {run_dir}`")
+    return path.read_bytes()
+
+
+# A stage: one verdict over several runs ---------------------------------------------------------------------------
+
+
+def worst(told: Sequence[Verdict]) -> Verdict:
+    """The verdict that stands for all: the gravest, and of equals the one with the higher exit code."""
+    return min(told, key=lambda verdict: (SEVERITY.index(verdict.verdict), -verdict.exit_code))
+
+
+def begin_stage(runs: Path, stage: int) -> Path:
+    """The directory of a stage's verdict, INVALID until all its runs are judged; `runs/latest-stageN` points to it."""
+    stage_dir = create(runs, f"stage{stage}")
+    write_verdict(stage_dir, unfinished(stage_dir.name, stage))
+    point(runs / f"latest-stage{stage}", stage_dir)
+    return stage_dir
+
+
+def settle_stage(stage_dir: Path, stage: int, run_dirs: Sequence[Path]) -> Verdict:
+    """Judge every run of a stage and write the one verdict over them."""
+    for run_dir in run_dirs:
+        settle(run_dir)
+        link = stage_dir / run_dir.name
+        if not link.is_symlink():
+            link.symlink_to(Path("..") / run_dir.name)
+    verdict = _merged(stage_dir, stage, run_dirs)
+    write_verdict(stage_dir, verdict)
+    tell(stage_dir, verdict)
+    return verdict
+
+
+def _parts(run_dir: Path) -> list[str]:
+    """The runs of a stage's directory, by name; none for a run's own directory."""
+    return sorted(path.name for path in run_dir.iterdir() if path.is_symlink()) if run_dir.is_dir() else []
+
+
+def _stage(stage_dir: Path) -> int:
+    return int(read_verdict(stage_dir).provenance.get("stage", 0))
+
+
+def _merged(stage_dir: Path, stage: int, run_dirs: Sequence[Path]) -> Verdict:
+    parts = {run_dir: read_verdict(run_dir) for run_dir in sorted(run_dirs)}
+    stands, several = worst(list(parts.values())), len(parts) > 1
+    why = "; ".join(f"{_scenario_name(v)}: {v.why}" for v in parts.values() if v.verdict == stands.verdict)
+    first = next(iter(parts.values()))
+    return Verdict(
+        verdict=stands.verdict,
+        exit_code=stands.exit_code,
+        why=why if several else stands.why,
+        believed=tuple(_named(finding, v, several) for v in parts.values() for finding in v.believed),
+        findings=tuple(_named(finding, v, several) for v in parts.values() for finding in v.findings),
+        tables=first.tables if not several else {_scenario_name(v): v.tables for v in parts.values()},
+        notes=tuple(dict.fromkeys(note for v in parts.values() for note in v.notes)),
         provenance={
-            **{k: v for k, v in parts[0][1].provenance.items() if k != "logs"},
+            **{key: value for key, value in first.provenance.items() if key != "logs"},
             "stage": stage,
-            "run": run_dir.name,
-            "runs": [part.name for part, _ in parts],
-            "verdicts": {part.name: provenance.sha256(part / "verdict.json") for part, _ in parts},
+            "run": stage_dir.resolve().name,
+            "runs": [run_dir.name for run_dir in parts],
+            "verdicts": {run_dir.name: provenance.sha256(run_dir / "verdict.json") for run_dir in parts},
         },
     )
-    for part, _ in parts:
-        (run_dir / part.name).symlink_to(Path("..") / part.name)
-    tell(run_dir, merged)
-    point(runs / f"latest-stage{stage}", run_dir)
-    return run_dir, merged
 
 
 def _scenario_name(verdict: Verdict) -> str:
@@ -163,7 +243,4 @@ def _scenario_name(verdict: Verdict) -> str:
 
 
 def _named(finding: Finding, verdict: Verdict, several: bool) -> Finding:
-    if not several:
-        return finding
-    values = {name: getattr(finding, name) for name in Finding.__slots__}
-    return Finding(**{**values, "gate": f"{_scenario_name(verdict)}.{finding.gate}"})
+    return replace(finding, gate=f"{_scenario_name(verdict)}.{finding.gate}") if several else finding

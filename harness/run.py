@@ -28,7 +28,7 @@ from harness import scenario as scenarios
 from harness.drivers import process
 from harness.judge import verdict as verdicts
 from harness.judge.counts import Latency
-from harness.model import EXIT_INTERRUPTED, Event, Verdict, Window
+from harness.model import Event, Verdict, Window
 from harness.report.panel import LiveState, Panel
 from harness.scenario import Scenario
 from harness.targets import base, local, url
@@ -36,16 +36,18 @@ from harness.targets.base import Target
 from harness.traffic import plan
 
 READY_LIMIT_S = 60.0  # imports and connection warm-up of every child, on a busy machine
+DISTANT_READY_LIMIT_S = 600.0  # people start the workers on other machines
 ORIGIN_AHEAD_S = 0.5  # the origin lies this far ahead when it is told, so that no child learns of it late
 STOP_LIMIT_S = 10.0
+FLUSHED_S = 2.5  # players flush once a second: what is over is on disk by then
 TICK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the user asked for on the command line."""
+    """What the user asked for on the command line: scenarios in turn, against one target."""
 
-    scenario: Path
+    scenarios: tuple[Path, ...]
     target: str = "local"
     engine: str | None = None
     workers: int = 1
@@ -56,25 +58,35 @@ class Order:
     master_port: int | None = None
 
 
-def run(orders: Sequence[Order], panel: Callable[[LiveState], Panel]) -> list[tuple[Path, Verdict]]:
-    """Run each order in turn against one stack; a local stack that this call brought up is taken down again.
+def run(
+    order: Order, panel: Callable[[LiveState], Panel], tell: Callable[[Path, Verdict], None]
+) -> tuple[Path, Verdict]:
+    """Run each scenario in turn and tell each verdict; the run directory and the verdict that stand for all.
 
-    Stops after the first run that was interrupted. Raises UsageError before anything is sent.
+    A local stack that this call brought up is taken down again. The first interrupted run is the last. Raises
+    UsageError before anything is sent, KeyboardInterrupt when the user interrupted before there was a run.
     """
-    jobs = [(order, _loaded(order)) for order in orders]
-    target = base.load(orders[0].target, orders[0].engine)
+    loaded = [_loaded(path, order.seed) for path in order.scenarios]
+    target = base.load(order.target, order.engine)
     done: list[tuple[Path, Verdict]] = []
-    with _serving(target):
-        for order, scenario in jobs:
-            done.append(_run_one(order, scenario, target, panel))
-            if done[-1][1].exit_code == EXIT_INTERRUPTED:
-                break
-    return done
+    with _Signals() as signals, evidence.only_run(order.runs):
+        stage_dir = evidence.begin_stage(order.runs, order.stage) if order.stage else None
+        with _serving(target):
+            for scenario in loaded:
+                if signals.count:
+                    break
+                done.append(_run_one(order, scenario, target, panel, signals))
+                tell(*done[-1])
+        if not done:
+            raise KeyboardInterrupt
+        if stage_dir:
+            return stage_dir, evidence.settle_stage(stage_dir, order.stage, [run_dir for run_dir, _ in done])
+    return done[-1][0], evidence.worst([verdict for _, verdict in done])
 
 
-def _loaded(order: Order) -> Scenario:
-    scenario = scenarios.load(order.scenario)
-    return scenario if order.seed is None else replace(scenario, seed=order.seed)
+def _loaded(path: Path, seed: int | None) -> Scenario:
+    scenario = scenarios.load(path)
+    return scenario if seed is None else replace(scenario, seed=seed)
 
 
 @contextlib.contextmanager
@@ -87,33 +99,55 @@ def _serving(target: Target) -> Iterator[None]:
             local.down()
 
 
+class _Signals:
+    """Ctrl-C, SIGTERM and SIGHUP are counted, from before the stack comes up until it is down; loops look at the count.
+
+    So nothing is left half done by an exception in the wrong place.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> "_Signals":
+        self._handlers = {
+            number: signal.signal(number, self._noted) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _noted(self, number: int, _: FrameType | None) -> None:
+        self.count += 1
+
+
 def _run_one(
-    order: Order, scenario: Scenario, target: Target, panel: Callable[[LiveState], Panel]
+    order: Order, scenario: Scenario, target: Target, panel: Callable[[LiveState], Panel], signals: _Signals
 ) -> tuple[Path, Verdict]:
     serving = url.preflight(target)
     scenarios.refuse_impossible(scenario, target, serving)
-    run_dir = evidence.create(order.runs, order.scenario.stem)
-    shutil.copyfile(order.scenario, run_dir / "scenario.yaml")
+    run_dir = evidence.create(order.runs, scenario.path.stem)
+    shutil.copyfile(scenario.path, run_dir / "scenario.yaml")
     shutil.copyfile(target.path, run_dir / "target.yaml")
     header, plan_sha256 = plan.write(
-        run_dir, order.scenario, scenario.traffic, target, scenario.seed, scenario.extendable
+        run_dir, scenario.path, scenario.traffic, target, scenario.seed, scenario.extendable
     )
     facts = _run_facts(order, scenario, target, run_dir, plan_sha256)
     _write_run_json(run_dir, facts)
     look = _Look(scenario, target, header.windows) if scenario.extendable else None
-    with _Conductor(run_dir, facts, panel(LiveState.begin(header, scenario.gates)), look) as conductor:
-        interrupted = conductor.conduct(order)
-    verdict = evidence.settle(run_dir)
-    if interrupted:
-        verdict = replace(verdict, exit_code=EXIT_INTERRUPTED)
-    return run_dir, verdict
+    overdue_s = max(window.end_s for window in header.windows) + 3 * header.time_limit_s + STOP_LIMIT_S
+    show = panel(LiveState.begin(header, scenario.gates))
+    with _Conductor(run_dir, facts, show, signals, look, overdue_s) as conductor:
+        conductor.conduct(order)
+    return run_dir, evidence.settle(run_dir)
 
 
 def _run_facts(order: Order, scenario: Scenario, target: Target, run_dir: Path, plan_sha256: str) -> dict[str, Any]:
     served = f"{target.engine}/{target.profile}" if target.engine == "sim" else target.engine
     return {
         "run": run_dir.name,
-        "scenario": str(order.scenario),
+        "scenario": str(scenario.path),
         "claim": scenario.claim,
         "stage": order.stage,
         "seed": scenario.seed,
@@ -151,9 +185,12 @@ class _Child:
     def code(self) -> int | None:
         return self.process.poll()
 
-    def last_words(self) -> str:
+    def farewell(self) -> dict[str, Any]:
+        """How it ended; with its last words when it did not end well."""
+        if not self.code:
+            return {"code": self.code}
         lines = self.output.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return {"code": self.code, "said": lines[-1][:300] if lines else "nothing"}
 
     def ask_to_stop(self) -> None:
         if self.code is None:
@@ -173,7 +210,7 @@ class _Look:
         self.scenario, self.target = scenario, target
         steady = next(window for window in windows if window.name == "steady")
         limits_s = [gate.spec.below_s for gate in scenario.gates if isinstance(gate.spec, Latency)]
-        self.at_s = steady.end_s + max(limits_s, default=scenario.traffic.time_limit_s) + 1.0
+        self.at_s = steady.end_s + max(limits_s, default=scenario.traffic.time_limit_s) + FLUSHED_S
 
     def event(self, run_dir: Path, now_s: float) -> Event:
         """`extended` when the evidence is too thin, `decided` when the rest of the plan need not be played."""
@@ -182,46 +219,45 @@ class _Look:
 
 
 class _Conductor:
-    """One run in progress. Signals only set a flag; the loop acts on it."""
+    """One run in progress: its children, and the log of what was done with them."""
 
-    def __init__(self, run_dir: Path, facts: dict[str, Any], panel: Panel, look: _Look | None) -> None:
-        self.run_dir, self.facts, self.panel, self.look = run_dir, facts, panel, look
+    def __init__(
+        self,
+        run_dir: Path,
+        facts: dict[str, Any],
+        panel: Panel,
+        signals: _Signals,
+        look: _Look | None,
+        overdue_s: float,
+    ) -> None:
+        self.run_dir, self.facts, self.panel, self.signals = run_dir, facts, panel, signals
+        self.look, self.overdue_s = look, overdue_s
         self.log = timeline.Log(run_dir / "log.conductor.jsonl")
         self.children: list[_Child] = []
-        self.signals = 0
         self.origin_s: float | None = None
 
     def __enter__(self) -> "_Conductor":
-        self._handlers = {
-            number: signal.signal(number, self._noted) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
         return self
 
     def __exit__(self, *_: object) -> None:
         for child in self.children:
             child.end()
         self.log.close()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
 
-    def _noted(self, number: int, _: FrameType | None) -> None:
-        self.signals += 1
-
-    def conduct(self, order: Order) -> bool:
-        """Play the plan from ready to stopped. True when the user interrupted it."""
+    def conduct(self, order: Order) -> None:
+        """Play the plan from ready to stopped."""
         watch = self._start("watch", [sys.executable, "-m", "harness.watch", str(self.run_dir)], {})
         player = self._start(
             "player",
             process.command(self.run_dir, order.workers, order.web_port, order.master_port),
             process.environment(self.run_dir),
         )
-        if self._wait_until_ready() and not self.signals:
+        if self._wait_until_ready(DISTANT_READY_LIMIT_S if order.master_port else READY_LIMIT_S):
             self._set_origin()
             self._wait_for(player)
-        interrupted = self._stop(player, watch)
+        self._stop(player, watch)
         for child in self.children:
-            self.log.event(Event(self._now_s(), "exited", child.name, {"code": child.code}))
-        return interrupted
+            self._note("exited", child.name, child.farewell())
 
     def _start(self, name: str, command: list[str], environment: dict[str, str]) -> _Child:
         child = _Child(name, command, environment, self.run_dir)
@@ -231,16 +267,19 @@ class _Conductor:
     def _now_s(self) -> float:
         return time.monotonic() - self.origin_s if self.origin_s is not None else 0.0
 
-    def _wait_until_ready(self) -> bool:
-        """The start barrier. False when a child is gone or the user has had enough; too slow is an exception."""
-        limit = time.monotonic() + READY_LIMIT_S
-        while not self.signals and not self._gone():
+    def _note(self, kind: str, name: str = "", detail: dict[str, Any] | None = None) -> None:
+        self.log.event(Event(self._now_s(), kind, name, detail or {}))
+
+    def _wait_until_ready(self, limit_s: float) -> bool:
+        """The start barrier. False when a child is gone or never ready, or the user has had enough."""
+        limit = time.monotonic() + limit_s
+        while not self.signals.count and not self._gone():
             ready = {event.name for event in self._events() if event.kind == "ready"}
-            if ready >= {child.name for child in self.children}:
+            waiting = [child.name for child in self.children if child.name not in ready]
+            if not waiting:
                 return True
             if time.monotonic() > limit:
-                waiting = ", ".join(child.name for child in self.children if child.name not in ready)
-                self.log.event(Event(0.0, "note", "never ready", {"children": waiting}))
+                self._note("never_ready", ", ".join(waiting), {"limit_s": limit_s})
                 return False
             time.sleep(0.05)
         return False
@@ -259,32 +298,39 @@ class _Conductor:
         return any(child.code is not None for child in self.children)
 
     def _wait_for(self, player: _Child) -> None:
-        """Until the player is done, something died, the user interrupts, or a look has seen enough."""
+        """Until the player is done or dead, the user interrupts, a look has seen enough, or it takes too long."""
         with self.panel:
-            while not self.signals and not self._gone():
+            while not self.signals.count and not self._gone():
                 self.panel.show(self._now_s(), self.run_dir)
-                if self.look and self._now_s() >= self.look.at_s:
-                    event, self.look = self.look.event(self.run_dir, self._now_s()), None
-                    self.log.event(event)
-                    if event.kind == "decided":
-                        break
+                if self.look and self._now_s() >= self.look.at_s and self._looked() == "decided":
+                    break
+                if self._now_s() > self.overdue_s:
+                    self._note("overdue", "player", {"limit_s": self.overdue_s})
+                    break
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     player.process.wait(TICK_S)
+            if self.look and player.code == 0:  # the plan ended before the look was due
+                self._looked()
             self.panel.show(self._now_s(), self.run_dir)
 
-    def _stop(self, player: _Child, watch: _Child) -> bool:
+    def _looked(self) -> str:
+        if self.look is None:
+            return ""
+        event, self.look = self.look.event(self.run_dir, self._now_s()), None
+        self.log.event(event)
+        return event.kind
+
+    def _stop(self, player: _Child, watch: _Child) -> None:
         """Stop what still runs, the player first: its open requests are still watched. A second signal kills."""
-        interrupted = self.signals > 0
-        if interrupted:
-            self.log.event(Event(self._now_s(), "interrupted"))
-        asked = self.signals
+        if self.signals.count:
+            self._note("interrupted")
+        asked = self.signals.count
         for child in (player, watch):
             child.ask_to_stop()
             limit = time.monotonic() + STOP_LIMIT_S
-            while child.code is None and time.monotonic() < limit and self.signals == asked:
+            while child.code is None and time.monotonic() < limit and self.signals.count == asked:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.process.wait(TICK_S)
             if child.code is None:
-                self.log.event(Event(self._now_s(), "note", f"{child.name} did not stop and was killed"))
+                self._note("note", f"{child.name} did not stop and was killed")
                 child.end()
-        return interrupted

@@ -299,7 +299,7 @@ def read_run_json(run_dir: Path) -> dict[str, Any]:
 
 def log_files(run_dir: Path) -> list[Path]:
     """The files that a verdict rests on, in a fixed order."""
-    names = ["run.json", "scenario.yaml", "target.yaml", "plan.jsonl"]
+    names = ["run.json", "scenario.yaml", "target.yaml", "plan.jsonl", "corpus.bin"]
     logs = sorted(p.name for p in run_dir.glob("log.*") if p.suffix in (".jsonl", ".bin"))
     return [run_dir / name for name in names + logs if (run_dir / name).exists()]
 

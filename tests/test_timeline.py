@@ -300,3 +300,25 @@ def test_write_beside_is_whole_or_not_at_all(tmp_path: Path) -> None:
     timeline.write_beside(path, b"new")
     assert path.read_bytes() == b"new"
     assert [p.name for p in tmp_path.iterdir()] == ["verdict.json"]
+
+
+@pytest.mark.parametrize(("kind", "end_s", "requests"), [("extended", 20.0, 4), ("decided", 10.0, 2)])
+def test_an_extension_counts_only_when_it_was_played(tmp_path: Path, kind: str, end_s: float, requests: int) -> None:
+    """An extended run's steady state takes the extension in; otherwise what was due in the extension was never due."""
+    windows = (Window("steady", 0.0, 10.0), Window("extension", 10.0, 20.0))
+    header = timeline.PlanHeader("s", 1, 4, windows, 30.0)
+    plan = timeline.plan_lines(header, [Request(i, i * 5.0, "short") for i in range(4)])
+    (tmp_path / "plan.jsonl").write_bytes(b"".join(plan))
+    spool = timeline.ObservationLog(tmp_path / "log.player-0.bin")
+    for index in range(3):  # the third was on its way when the look decided
+        spool.append(Observation(index, index * 5.0, gaps_s=(0.1, 0.2)))
+    spool.close()
+    log = timeline.Log(tmp_path / "log.conductor.jsonl")
+    log.event(Event(11.0, kind))
+    log.close()
+    seen = timeline.read(tmp_path)
+    assert list(seen.windows) == ["steady"]
+    assert seen.windows["steady"].end_s == end_s
+    assert len(seen.due_s) == len(seen.observations) == requests
+    assert len(seen.gaps_s) == 2 * min(requests, 3)
+    assert not seen.damage

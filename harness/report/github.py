@@ -19,6 +19,13 @@ def annotations(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
+def mistake(sentence: str, where: str) -> str:
+    """The workflow command for a user's mistake; `where` is `file:line`, `file`, or ""."""
+    file, _, line = where.partition(":")
+    properties = ",".join(f"{key}={_property(value)}" for key, value in (("file", file), ("line", line)) if value)
+    return f"::error {properties}::{_data(sentence)}" if properties else f"::error::{_data(sentence)}"
+
+
 def _annotation(finding: Finding, verdict: Verdict) -> str:
     level = "warning" if finding.verdict == Judgement.INCONCLUSIVE and verdict.exit_code == 0 else "error"
     where = {"title": f"{finding.verdict.value} {finding.gate}"}

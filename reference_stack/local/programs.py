@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import envoy as envoy_binary  # type: ignore[import-untyped]
+import envoy as envoy_binary
 
 from reference_stack.gateway import envoy
 from reference_stack.local.target import HOST, Target, port_of

@@ -97,7 +97,7 @@ def dispersion() -> object:
 
 def test_one_plan_for_any_number_of_workers(tmp_path: Path, engine: tuple[str, int], dispersion: object) -> None:
     """Same seed with 1, 2 and 4 workers: the same plan hash, every request once, and Poisson arrivals at the wire."""
-    path, target = scenario(tmp_path, 60, 20), url_target(tmp_path, engine[0])
+    path, target = scenario(tmp_path, 60, 30), url_target(tmp_path, engine[0])
     hashes, spread = set(), {}
     for workers in (1, 2, 4):
         harness("run", str(path), "--target", str(target), "--workers", str(workers), cwd=tmp_path)
@@ -119,3 +119,21 @@ def test_a_plan_alone_has_the_hash_of_the_plan_that_is_run(tmp_path: Path, engin
     harness("run", str(path), "--target", str(target), cwd=tmp_path)
     assert (tmp_path / "runs/latest/plan.jsonl").read_bytes() == (tmp_path / "plan.jsonl").read_bytes()
     assert said.stdout.split()[0] == timeline.read(tmp_path / "runs" / "latest").run["plan_sha256"]
+
+
+@pytest.mark.parametrize(("rate", "event", "lasts_s"), [(8, "extended", 12.0), (40, "decided", 6.0)])
+def test_thin_evidence_is_extended(
+    tmp_path: Path, engine: tuple[str, int], rate: int, event: str, lasts_s: float
+) -> None:
+    """Under `on_inconclusive: extend` a run goes on only when its steady state proved too little; then it decides."""
+    path = scenario(tmp_path, rate, 6)
+    path.write_text(path.read_text().replace("p99_latency", "p95_latency") + "on_inconclusive: extend\n")
+    done = harness("run", str(path), "--target", str(url_target(tmp_path, engine[0])), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run_dir = tmp_path / "runs" / "latest"
+    seen = timeline.read(run_dir)
+    assert [each.kind for each in seen.events if each.kind in ("extended", "decided")] == [event]
+    steady = seen.windows["steady"]
+    assert steady.end_s - steady.start_s == lasts_s
+    assert seen.seen.all()
+    assert harness("verify", str(run_dir)).returncode == 0
