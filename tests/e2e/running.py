@@ -87,6 +87,16 @@ def harness(*arguments: str, cwd: Path = ROOT, limit_s: float = 240) -> subproce
     return subprocess.run([HARNESS, *arguments], cwd=cwd, capture_output=True, text=True, timeout=limit_s, check=False)
 
 
+def run_dir_of(said: str, cwd: Path = ROOT) -> Path:
+    """The run directory that a finished command names."""
+    return cwd / next(line for line in said.splitlines() if line.endswith("and every record")).split("/ holds")[0]
+
+
+def origin_is_set(run_dir: Path) -> bool:
+    log = run_dir / "log.conductor.jsonl"
+    return log.exists() and b'"origin"' in log.read_bytes()
+
+
 def verdict(run_dir: Path) -> dict[str, object]:
     value: dict[str, object] = orjson.loads((run_dir / "verdict.json").read_bytes())
     return value

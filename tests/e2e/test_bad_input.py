@@ -97,5 +97,5 @@ def test_a_full_disk_is_said_and_truncates_nothing(tmp_path: Path, engine: tuple
     assert conductor.returncode == 3, said
     told = verdict(latest)
     assert told["verdict"] == "INVALID"
-    assert "File too large" in said + (latest / "player.out").read_text() + str(told)
+    assert "File too large" in str(told["why"]) + str(told["believed"]), said
     assert timeline.read(latest).seen.any()
