@@ -22,6 +22,7 @@ The rooms, upper ones may import lower ones only:
     timeline    the log and the plan as files
     units       numbers with units, as a user writes them
     provenance  where a run came from
+    parent      a child that does not outlive its parent
     model       the nouns
 
 Words:

@@ -23,7 +23,7 @@ from typing import Any
 
 import orjson
 
-from harness import evidence, provenance, timeline
+from harness import evidence, parent, provenance, timeline
 from harness import scenario as scenarios
 from harness.drivers import process
 from harness.judge import verdict as verdicts
@@ -174,7 +174,7 @@ class _Child:
         with open(self.output, "wb") as output:
             self.process = subprocess.Popen(
                 command,
-                env={**os.environ, **environment, "HARNESS_CONDUCTOR": str(os.getpid())},
+                env={**os.environ, **environment, parent.CONDUCTOR: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

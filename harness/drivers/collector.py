@@ -17,7 +17,7 @@ from harness.drivers.stream import observe
 from harness.model import Event, Observation, Outcome, Reading, Request
 from harness.timeline import Log, ObservationLog
 
-SLICE_S = 0.0003
+SLICE_S = 0.001
 BACKLOG = 10_000  # answers that wait to be read: some 150 MB of streams
 YIELD_S = 0.0005  # not 0, which gives other greenlets a turn but not the sockets
 SAMPLES = 5  # of each outcome and status: enough to see what went wrong, few enough to read

@@ -29,13 +29,14 @@ _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("qq")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
 _OURS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)  # this machine ran out
+_PROBE_S = 2.0  # for an address to take a connection, before the run
 _KEPT_S = 1.0  # no server closes a connection for being idle sooner
 _NOTHING = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go: an address that was looked up once, and the TLS to speak there, if any."""
+    """Where a connection goes: an address that was looked up once, and the TLS to speak there, if any."""
 
     family: int
     address: Any
@@ -43,16 +44,26 @@ class Endpoint:
     tls: ssl.SSLContext | None
 
     @staticmethod
-    def of(url: str) -> "Endpoint":
-        """Look a target's URL up. Raises UsageError for a name that has no address."""
+    def of(url: str) -> "list[Endpoint]":
+        """Every address of a target's URL that takes a connection now; all of them when none does.
+
+        A name may have an address of a family that nothing listens on, and several that should share the load. Raises
+        UsageError for a name that has no address.
+        """
         parts = urlsplit(url)
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         host, port = parts.hostname or "", parts.port or (443 if tls else 80)
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise UsageError(f"the target's host {host!r} has no address: {error}") from error
-        return Endpoint(family, address, host, tls)
+        every = [Endpoint(family, address, host, tls) for family, _, _, _, address in found]
+        return [endpoint for endpoint in every if endpoint._takes_connections()] or every
+
+    def _takes_connections(self) -> bool:
+        with socket.socket(self.family, socket.SOCK_STREAM) as probe:
+            probe.settimeout(_PROBE_S)
+            return int(probe.connect_ex(self.address)) == 0
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +126,7 @@ class Connection:
         if error in _OURS:
             self.close()
             raise OSError(error, f"cannot open another connection ({errno.errorcode[error]})")
+        self._refused = error if error != errno.EINPROGRESS else 0  # an unreachable network is told at once
         self._writer.start(self._on_connected)  # told of a refusal as well
 
     def close(self) -> None:
@@ -197,7 +209,7 @@ class Connection:
         if self.gone:
             return
         self._writer.stop()
-        if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        if self._refused or self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._lost()
             return
         self._reader.start(self._on_readable)
@@ -248,19 +260,16 @@ class Connection:
             return
         self.heard_s = at_s = now_s
         if ancillary and self.exchange is not None:
-            seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
-            at_s = self._possible(seconds + nanoseconds * 1e-9 - owner.wall_ahead_s, now_s, self.exchange.reply)
+            reply, (seconds, nanoseconds) = self.exchange.reply, _TIMESPEC.unpack(ancillary[0][2])
+            at_s = seconds + nanoseconds * 1e-9 - owner.wall_ahead_s
+            if not reply.sent_s <= at_s <= now_s:  # somebody has set the wall clock
+                at_s = min(max(at_s, reply.sent_s), now_s)
+            if now_s - at_s > reply.receive_lag_s:
+                reply.receive_lag_s = now_s - at_s
         if self._tls:
             self._take_encrypted(at_s, data)
         elif self._answers.feed(at_s, data):
             self._over(at_s)
-
-    def _possible(self, at_s: float, now_s: float, reply: Reply) -> float:
-        """The kernel's moment of receipt, held between the sending and now should somebody set the wall clock."""
-        if not reply.sent_s <= at_s <= now_s:
-            at_s = min(max(at_s, reply.sent_s), now_s)
-        reply.receive_lag_s = max(reply.receive_lag_s, now_s - at_s)
-        return at_s
 
     def _take_encrypted(self, at_s: float, data: bytes) -> None:
         assert self._tls is not None
@@ -329,6 +338,9 @@ class Connection:
         exchange, self.exchange = self.exchange, None
         assert exchange is not None
         exchange.carrier = None
+        self._answers.catch_up()
+        if exchange.reply.broken is Outcome.MALFORMED:
+            broken = Outcome.MALFORMED
         exchange.reply.broken = broken
         exchange.reply.ended_s = NEVER if broken is Outcome.OPEN else at_s
         if broken is None:

@@ -4,7 +4,6 @@ Locust's users, wait times and spawn rates time nothing here, and its statistics
 its UI shows the traffic.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -16,10 +15,10 @@ import gevent
 import locust
 from locust.runners import MasterRunner, WorkerRunner
 
+from harness import parent
 from harness.drivers.process import RUN_DIR
 from harness.drivers.roles import STOP_LIMIT_S, Alone, Master, Worker
 
-_PR_SET_PDEATHSIG = 1
 _events: Any = locust.events
 
 
@@ -42,8 +41,11 @@ def _take_a_role(environment: Any, runner: Any, **_: Any) -> None:
         sys.exit(f"{RUN_DIR} must name a run directory")
     else:
         role = (Master if isinstance(runner, MasterRunner) else Alone)(environment, run_dir)
-    if run_dir is not None:
-        _die_with_parent()
+    if isinstance(role, Worker):
+        if run_dir is not None:
+            parent.die_with(_master())
+    else:
+        parent.die_with(parent.conductor())
     gevent.signal_handler(signal.SIGINT, os.kill, os.getpid(), signal.SIGTERM)  # one way to end, whoever asks
     environment.events.test_start.add_listener(lambda **_: gevent.spawn(_run, role))
     environment.events.quitting.add_listener(lambda **_: _end(role))
@@ -74,9 +76,9 @@ def _end(role: Alone) -> None:
         role.over.wait(STOP_LIMIT_S)
 
 
-def _die_with_parent() -> None:
-    """SIGTERM when whoever started us is gone, so that no player outlives its conductor, nor a worker its master."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _master() -> int:
+    """The pid of the master that forked this worker; 0, which is nobody's, when it is gone and another adopted us."""
+    return os.getppid() if os.getpgid(os.getppid()) == os.getpgid(0) else 0
 
 
 _events.init.add_listener(_take_a_role)

@@ -36,8 +36,8 @@ class Part:
         exact = header.facts.get("exact_answers", True)
         composer = Composer(corpus, target.model, target.host, target.sent_headers(os.environ), exact=exact)
         self._collector = Collector(run_dir, worker, seen)
-        endpoint = Endpoint.of(target.url)
-        self._player = Player(lines, composer.wire, endpoint, header.time_limit_s, self._collector)
+        endpoints = Endpoint.of(target.url)
+        self._player = Player(lines, composer.wire, endpoints, header.time_limit_s, self._collector)
         self.stop = self._player.stop
 
     def warm(self) -> None:

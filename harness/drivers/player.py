@@ -25,8 +25,8 @@ from harness.drivers.timer import Timer
 from harness.model import Outcome, Request, Tag
 
 EARLY_S = 20e-6  # what falls due this soon is sent now: arming a timer for it takes as long
-TICK_S = 0.1  # between two rounds of composing ahead and of collecting
-AHEAD_S = 0.25
+TICK_S = 0.25  # between two rounds of composing ahead and of collecting
+AHEAD_S = 0.75
 AHEAD_BYTES = 32 << 20
 SWEEP_S = 0.2
 MEASURE_S = 1.0 - TICK_S
@@ -53,7 +53,7 @@ class Player:
         self,
         lines: Sequence[bytes],
         wire: Callable[[Request], bytes],
-        endpoint: Endpoint,
+        endpoints: Sequence[Endpoint],
         time_limit_s: float,
         collector: Collector,
     ) -> None:
@@ -67,7 +67,7 @@ class Player:
         self._failure: OSError | None = None
         self.sent = 0
         loop = gevent.get_hub().loop
-        self.pool = Pool(endpoint, loop, self.poll, collector.take)
+        self.pool = Pool(endpoints, loop, self.poll, collector.take)
         self._timer = Timer(loop, self._wake)
 
     def warm(self) -> None:
@@ -105,6 +105,7 @@ class Player:
             if now_s - measured_s > MEASURE_S:
                 self._collector.measure(self._gauges())
                 measured_s = now_s
+        self._finish()  # nothing that was measured is lost
         raise self._failure
 
     def _finish(self) -> Played:

@@ -6,7 +6,8 @@ least likely to be closed by the server), a new one is opened when there is none
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 from harness.drivers.connection import Connection, Endpoint, Exchange
@@ -21,9 +22,9 @@ class Pool:
     that has ended."""
 
     def __init__(
-        self, endpoint: Endpoint, loop: Any, poll: Callable[[], None], over: Callable[[Exchange], None]
+        self, endpoints: Sequence[Endpoint], loop: Any, poll: Callable[[], None], over: Callable[[Exchange], None]
     ) -> None:
-        self._endpoint, self._loop = endpoint, loop
+        self._endpoints, self._loop = cycle(endpoints), loop
         self.poll, self._over = poll, over
         self.next_s = float("inf")
         self.set_clock()
@@ -52,7 +53,7 @@ class Pool:
             sleep(0.005)
 
     def _open_ahead(self) -> None:
-        connection = Connection(self._endpoint, self._loop, self)
+        connection = Connection(next(self._endpoints), self._loop, self)
         self._opening.add(connection)
         self._all.add(connection)
 
@@ -74,7 +75,7 @@ class Pool:
 
     def _opened(self, exchange: Exchange) -> Connection:
         exchange.reply.tags |= Tag.NEW_CONNECTION
-        connection = Connection(self._endpoint, self._loop, self)
+        connection = Connection(next(self._endpoints), self._loop, self)
         self._all.add(connection)
         return connection
 

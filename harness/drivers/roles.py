@@ -38,16 +38,18 @@ class Alone:
 
     def run(self) -> None:
         self.part = part = Part(self.run_dir, 0, 1, self.seen)
-        part.warm()
-        part.note(model.Event(0.0, "ready", "player"))
-        origin_s = origin(self.run_dir, lambda: self.asked)
-        if origin_s is None:
-            played = Played(0, 0, 0, "asked")
-        else:
-            part.note(model.Event(0.0, "started", "player"))
-            played = part.play(origin_s)
-        part.note(_stopped(origin_s, [played]))
-        part.close()
+        try:
+            part.warm()
+            part.note(model.Event(0.0, "ready", "player"))
+            origin_s = origin(self.run_dir, lambda: self.asked)
+            if origin_s is None:
+                played = Played(0, 0, 0, "asked")
+            else:
+                part.note(model.Event(0.0, "started", "player"))
+                played = part.play(origin_s)
+            part.note(_stopped(origin_s, [played]))
+        finally:
+            part.close()
 
     def ask(self) -> None:
         """Send nothing more; `over` is set when all is written."""
@@ -230,8 +232,11 @@ class Master(Alone):
         name = msg.data["name"]
         if not _LOG_NAME.fullmatch(name):
             raise ValueError(f"a worker sent a file that is no log: {name!r}")
-        with open(self.run_dir / name, "ab") as file:
-            file.write(msg.data["bytes"])
+        try:
+            with open(self.run_dir / name, "ab") as file:
+                file.write(msg.data["bytes"])
+        except OSError as error:  # raised in a listener it would only be logged
+            self.stopped[msg.node_id] = Played(0, 0, 0, f"failed: {name}: {error}")
 
 
 def _stopped(origin_s: float | None, parts: list[Played]) -> model.Event:

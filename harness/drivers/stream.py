@@ -17,6 +17,7 @@ from harness.model import NEVER, Observation, Outcome, Request, Tag
 
 _BOM = b"\xef\xbb\xbf"
 _UNTAGGED = Tag(0)
+_FAILED = ("abort", "error")  # reasons to finish that no user asked for
 _TEXT_KEYS = ("text", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
 
 
@@ -148,7 +149,9 @@ class Answer:
         has_content = finished = False
         for choice in value.get("choices") or ():
             has_content = has_content or _has_content(choice)
-            finished = finished or bool(choice.get("finish_reason"))
+            reason = choice.get("finish_reason")
+            finished = finished or bool(reason)
+            self.error = self.error or reason in _FAILED
         if has_content:
             self.content_s.append(at_s)
         if finished:
@@ -265,7 +268,7 @@ def _success(request: Request, reply: Reply, answer: Answer) -> Outcome:
         return Outcome.MALFORMED
     if not answer.content_s:
         return Outcome.EMPTY
-    unfinished = request.stream and not (answer.finished and answer.done)
+    unfinished = not answer.finished or (request.stream and not answer.done)
     return Outcome.TRUNCATED if unfinished else Outcome.OK
 
 

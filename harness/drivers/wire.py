@@ -1,7 +1,8 @@
 """Where an answer ends: HTTP/1.1 framing, watched while the bytes come in. No sockets, no clock.
 
 Only what tells the end is looked at here: the head, the chunk framing, and a stream's `data: [DONE]`, which ends a
-request whether or not the server goes on to close the message. Bodies are kept as they came, for `stream` to read.
+request whether or not the server goes on to close the message. Bodies are kept as they came, for `stream` to read;
+a chunk that is plainly in the middle of a stream is not even parsed before the end is in sight.
 HTTP/2 and proxies are refused by never being asked for.
 """
 
@@ -11,6 +12,7 @@ from harness.drivers.stream import Reply
 from harness.model import Outcome
 
 _DONE = b"data: [DONE]", b"data:[DONE]"
+_CHUNK_END = b"\n\n\r\n"  # of a chunk that ends with a whole event; a message ends in two CRLFs
 _OVERLAP = max(map(len, _DONE))  # enough of the last piece to see a [DONE] that was cut in two, and its line's start
 
 
@@ -22,7 +24,9 @@ class Answers:
         self._reply = Reply()
         self._at_s = 0.0
         self._stream = self._interim = self._head_seen = self._has_length = False
+        self._in_chunks = False  # of a stream: nothing but a chunk of no bytes ends it
         self._tail = b"\n"
+        self._unread: list[tuple[float, bytes]] = []
         self.whole = True  # the message has ended as HTTP says: the connection can take another
         self.over = True  # the user has the answer: whole, or the stream said [DONE]
         self.keep_alive = True
@@ -30,10 +34,24 @@ class Answers:
     def expect(self, reply: Reply, stream: bool) -> None:
         """The next bytes answer a new request."""
         self._reply, self._stream, self._tail = reply, stream, b"\n"
-        self.whole = self.over = self._head_seen = self._has_length = False
+        self.whole = self.over = self._head_seen = self._has_length = self._in_chunks = False
 
     def feed(self, at_s: float, data: bytes) -> bool:
         """Take bytes that arrived at `at_s`; True when the answer is over. Malformed bytes end it too."""
+        if self._in_chunks and data.endswith(_CHUNK_END) and data.find(b"[DONE]") < 0:
+            self._unread.append((at_s, data))
+            return self.over
+        self.catch_up()
+        self._parse(at_s, data)
+        return self.over
+
+    def catch_up(self) -> None:
+        """Read what was put off; the reply is complete, as far as it came, only after this."""
+        for at_s, data in self._unread:
+            self._parse(at_s, data)
+        self._unread.clear()
+
+    def _parse(self, at_s: float, data: bytes) -> None:
         self._at_s = at_s
         try:
             self._parser.feed_data(data)
@@ -41,7 +59,6 @@ class Answers:
             if not self.over:
                 self._reply.broken = Outcome.MALFORMED
             self.over, self.whole, self.keep_alive = True, True, False
-        return self.over
 
     def closed(self) -> Outcome | None:
         """How an answer stands when the peer closes in good order: None if that is its proper end."""
@@ -62,8 +79,9 @@ class Answers:
             self._reply.first_byte_s = self._at_s
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() in (b"content-length", b"transfer-encoding"):
+        if (name := name.lower()) in (b"content-length", b"transfer-encoding"):
             self._has_length = True
+            self._in_chunks = self._stream and name == b"transfer-encoding" and value.lower() == b"chunked"
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

@@ -51,7 +51,8 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Connection, Told, so
     monkeypatch.setattr(connections, "_KEPT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         told = Told()
-        endpoint = Endpoint.of(f"http://127.0.0.1:{server.getsockname()[1]}")
+        endpoint = Endpoint.of(f"http://127.0.0.1:{server.getsockname()[1]}")[0]
+        server.accept()[0].close()  # the look at whether the address takes connections
         connection = Connection(endpoint, gevent.get_hub().loop, told)
         peer, _ = server.accept()
         told.wait_for("free")
@@ -116,3 +117,26 @@ def test_an_idle_connection_that_the_peer_has_closed_is_not_alive(
     assert connection.alive
     peer.close()
     assert not connection.alive
+
+
+def test_a_name_stands_for_the_addresses_that_take_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host whose first address nobody listens on is reached at its second, as any client would reach it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port if host == "127.0.0.1" else 9))
+            for host in ("127.0.0.2", "127.0.0.1")
+        ]
+        monkeypatch.setattr(connections.socket, "getaddrinfo", lambda *_, **__: found)
+        assert [endpoint.address for endpoint in Endpoint.of(f"http://a.name:{port}")] == [("127.0.0.1", port)]
+
+
+def test_an_address_without_a_route_is_refused(pair: tuple[Connection, Told, socket.socket]) -> None:
+    """An error that connecting gives at once (no route, no permission) is a refusal, not a connection that broke."""
+    told = Told()
+    endpoint = Endpoint(socket.AF_INET, ("224.0.0.1", 9), "nowhere", None)
+    connection = Connection(endpoint, gevent.get_hub().loop, told)
+    exchange = Exchange(ASKED, b"POST / HTTP/1.1\r\n\r\n", Reply(sent_s=connections.time.monotonic()))
+    connection.carry(exchange)
+    told.wait_for("over")
+    assert exchange.reply.broken is Outcome.REFUSED

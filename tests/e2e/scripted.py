@@ -37,7 +37,12 @@ def sized(status: int, body: bytes, *headers: bytes) -> bytes:
     return b"HTTP/1.1 %d X\r\n%bcontent-length: %d\r\n\r\n%b" % (status, b"".join(headers), len(body), body)
 
 
-PLAIN = sized(200, orjson.dumps({"choices": [{"message": {"content": "hi"}}], "usage": {"completion_tokens": 1}}))
+PLAIN = sized(
+    200,
+    orjson.dumps(
+        {"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
+    ),
+)
 
 
 class Scripted:
