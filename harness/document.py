@@ -23,7 +23,7 @@ from harness.units import spelled
 T = TypeVar("T")
 Place = tuple[int | str, ...]
 
-_INTEGER = re.compile(r"[-+]?\d+")
+_INTEGER = re.compile(r"[-+]?\d{1,30}")  # longer ones stay text: nothing here is so large, and reading them is slow
 _NUMBER = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][-+]?\d+)")
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's names for a key too many

@@ -92,7 +92,7 @@ def judge(run_dir: Path) -> Verdict:
         raise UsageError(f"{run_dir} holds no run.json: it is not a run directory, or the run died before it began")
     try:
         seen = timeline.read(run_dir)
-        judged = scenario.load(run_dir / "scenario.yaml")
+        judged = scenario.load(run_dir / "scenario.yaml", to_plan=False)
         target = base.load(str(run_dir / "target.yaml"))
     except (FileNotFoundError, ValueError, KeyError, TypeError, UsageError) as trouble:
         return Verdict(

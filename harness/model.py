@@ -9,6 +9,7 @@ from enum import IntEnum, IntFlag, StrEnum
 from typing import Any, NamedTuple
 
 NEVER = float("nan")
+PROMPT_LIMIT_TOKENS = 16_384  # scenarios state lengths for a gateway that takes this many; they scale with a target's
 
 
 class UsageError(Exception):

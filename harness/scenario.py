@@ -2,24 +2,27 @@
 
 A scenario is a claim, the traffic that puts it to the test, and the gates that hold if it is true. What cannot be
 judged as written is refused here, with the line, before anything is sent: unknown keys, classes and windows, no gates
-at all, a gate that the target's configuration cannot meet.
+at all, a gate that nothing in the traffic or nothing in the target's configuration can meet.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from harness import document
-from harness.document import OneOf
-from harness.judge.gates import GATES, Gate, unknown_names
+from harness.document import OneOf, Place
+from harness.judge.gates import GATES, Gate, Rejections, unknown_names
 from harness.judge.gpu import GpuMemory
 from harness.model import UsageError
 from harness.targets.base import Target
 from harness.traffic.plan import Traffic
 from harness.units import spec
+
+GREATEST_SEED = 2**63 - 1  # what JSON readers and 64-bit integers hold
 
 
 def _some(gates: list[Any]) -> list[Any]:
@@ -33,7 +36,7 @@ class ScenarioFile:
     """The keys of a scenario file."""
 
     claim: str
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, le=GREATEST_SEED)] = 0
     traffic: Traffic
     gates: Annotated[list[Annotated[Any, OneOf(GATES)]], AfterValidator(_some)]
     on_inconclusive: Literal["", "fail", "warn", "extend"] = ""
@@ -56,19 +59,39 @@ class Scenario:
         return self.on_inconclusive == "extend"
 
 
-def load(path: Path) -> Scenario:
-    """Read a scenario. Raises UsageError, with `file:line`, on the first thing that is wrong with it."""
+def load(path: Path, to_plan: bool = True) -> Scenario:
+    """Read a scenario. Raises UsageError, with `file:line`, on the first thing that is wrong with it.
+
+    Without `to_plan` it is read to judge a run that is over: the files its plan was made from need not be here.
+    """
     written = document.read(path)
     file = written.parse(ScenarioFile)
     gates = tuple(
         Gate(id=next(iter(key)), line=written.lines["gates", k, next(iter(key))], spec=each)
         for k, (key, each) in enumerate(zip(written.value["gates"], file.gates, strict=True))
     )
-    windows = [window.name for window in file.traffic.windows]
-    for gate in gates:
-        if complaint := unknown_names(gate.spec, file.traffic.classes, windows):
-            raise UsageError(f"{gate.id}: {complaint}", f"{path}:{gate.line}")
+    if wrong := next(chain(_of_traffic(file.traffic, to_plan), _of_gates(gates, file.traffic)), None):
+        place, complaint = wrong
+        raise UsageError(complaint, written.where(place))
     return Scenario(path, file.claim, file.seed, file.traffic, gates, file.on_inconclusive)
+
+
+def _of_traffic(traffic: Traffic, to_plan: bool) -> Iterator[tuple[Place, str]]:
+    for kind in traffic.never_judged:
+        yield ("traffic", "misbehaving", kind, "every"), f"{kind} never comes in the steady state: the run is too short"
+    for place, named in traffic.files.items():
+        if to_plan and not named.is_file():
+            yield ("traffic", *place), f"there is no file {named}"
+
+
+def _of_gates(gates: tuple[Gate, ...], traffic: Traffic) -> Iterator[tuple[Place, str]]:
+    windows = [window.name for window in traffic.windows]
+    for k, gate in enumerate(gates):
+        place = ("gates", k, gate.id)
+        if complaint := unknown_names(gate.spec, traffic.classes, windows):
+            yield place, f"{gate.id}: {complaint}"
+        if isinstance(gate.spec, Rejections) and not traffic.refusable:
+            yield place, f"{gate.id} judges nothing: the traffic has no request that is to be refused"
 
 
 def refuse_impossible(scenario: Scenario, target: Target, serving: Mapping[str, Any]) -> None:

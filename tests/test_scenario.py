@@ -59,16 +59,31 @@ def test_a_gate_knows_its_line() -> None:
         ("empty_body: 400", "empty: 400", "`traffic.bad.kinds`: no flaw is called `empty`; there are: empty_body"),
         ("- p95_latency", "- p96_latency", "`gates.0` knows no `p96_latency`; did you mean `p99_latency`"),
         ("below: 1.2s", "below: 1.2", "`gates.0.p95_latency.below`: 1.2 is not a time such as 1.2s"),
-        ("below: 1.2s", "below: 1.2s, class: shrt", "p95_latency: there is no class shrt: did you mean short?"),
-        ("below: 1.2s", "below: 1.2s, window: stedy", "p95_latency: there is no window stedy: did you mean steady?"),
+        ("below: 1.2s", "below: 1.2s, class: shrt", "p95_latency: there is no class `shrt`; did you mean `short`?"),
+        (
+            "below: 1.2s",
+            "below: 1.2s, window: stedy",
+            "p95_latency: there is no window `stedy`; did you mean `steady`?",
+        ),
         ("seed: 7", "seed: 7\nseed: 8", "mine.yaml:4: `seed` is written twice, first on line 3"),
         ("seed: 7", "seed: yes", "mine.yaml:3: `seed` must be a whole number, not 'yes'"),
+        ("seed: 7", f"seed: {2**63}", "mine.yaml:3: `seed`: input should be less than or equal to 9223372036854775807"),
+        ("seed: 7", "seed: -1", "mine.yaml:3: `seed`: input should be greater than or equal to 0, not '-1'"),
+        ("seed: 7", "seed: " + 5000 * "9", "mine.yaml:3: `seed`: "),
         ("seed: 7", "on_inconclusive: pass", "`on_inconclusive`: input should be '', 'fail', 'warn' or 'extend'"),
         (
             "  bad:\n",
             "  misbehaving: {floood: {}}\n  bad:\n",
             "`floood` in `traffic.misbehaving`; did you mean `flood`?",
         ),
+        (
+            "  bad:\n",
+            "  misbehaving: {repeat: {size: 10, within: 1s, every: 3m}}\n  bad:\n",
+            "mine.yaml:15: repeat never comes in the steady state: the run is too short",
+        ),
+        ("share: 10%                  ", "share: 0%", "`traffic.bad.share`: input should be greater than 0, not '0%'"),
+        ("streamed: 80%", "text: no/such.txt", "mine.yaml:14: there is no file no/such.txt"),
+        ("poisson: {rate: 20/s}", "recorded: {file: no/such}", "mine.yaml:5: there is no file no/such"),
         ("streamed: 80%", "path: /v1/embeddings", "'/v1/embeddings' is no path that ends in /chat/completions"),
     ],
 )
@@ -82,6 +97,22 @@ def test_a_scenario_without_gates_judges_nothing(tmp_path: Path) -> None:
     """An empty list of gates is refused: nothing could fail."""
     text = GOOD[: GOOD.index("gates:")] + "gates: []\n"
     assert "a scenario without gates judges nothing" in sentence(tmp_path, text)
+
+
+def test_rejections_of_nothing_are_refused(tmp_path: Path) -> None:
+    """Exact rejections need a request that may be refused: bad ones, or a client whose right answers hold a refusal."""
+    good, gates = GOOD[: GOOD.index("  bad:")], "gates:\n  - rejections: exact\n"
+    assert "mine.yaml:16: rejections judges nothing" in sentence(tmp_path, good + gates)
+    forged = "  misbehaving: {forged_address: {share: 5%}}\n"
+    assert "judges nothing" in sentence(tmp_path, good + forged + gates)
+    refused = forged.replace("5%", "5%, expect: [2xx, 403]")
+    assert scenario.load(written(tmp_path, good + refused + gates))
+
+
+def test_a_finished_run_is_judged_without_the_files_of_its_plan(tmp_path: Path) -> None:
+    """The text that prompts were cut from may be gone when a run is judged again, or lie on another machine."""
+    path = written(tmp_path, GOOD.replace("streamed: 80%", "text: no/such.txt"))
+    assert scenario.load(path, to_plan=False).gates
 
 
 def test_a_gate_that_cannot_hold_is_refused_before_the_run(tmp_path: Path) -> None:

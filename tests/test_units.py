@@ -28,6 +28,7 @@ class Everything:
         (units.duration, "8h", 28_800.0),
         (units.rate, "20/s", 20.0),
         (units.rate, "90/m", 1.5),
+        (units.rate, "20 /s", 20.0),
         (units.share, "99.95%", 0.9995),
         (units.share, "0 %", 0.0),
         (units.size, "10MB", 10_000_000),
@@ -49,6 +50,9 @@ def test_a_number_is_read_with_its_unit(parse: Any, text: str, value: Any) -> No
         (units.duration, "-1s"),
         (units.duration, "1min"),
         (units.duration, "1s2"),
+        (units.duration, "1 2s"),
+        (units.duration, "12  s"),
+        (units.duration, " 12s"),
         (units.rate, 20),
         (units.rate, "20"),
         (units.rate, "20/d"),
@@ -77,7 +81,7 @@ def test_a_spec_is_spelled_without_its_units() -> None:
 
 
 def test_the_schema_of_a_unit_is_a_pattern() -> None:
-    """Editors are told what a value looks like."""
+    """Editors are told what a value looks like: exactly what the parser takes."""
     schema = TypeAdapter(Everything).json_schema()
-    assert schema["properties"]["below"]["pattern"] == r"^\d+(\.\d+)? ?(ms|s|m|h)$"
+    assert schema["properties"]["below"]["pattern"] == r"^(\d+(?:\.\d+)?) ?(ms|s|m|h)$"
     assert set(schema["required"]) == {"below", "rate", "share", "limit", "tokens"}

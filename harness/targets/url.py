@@ -1,12 +1,18 @@
 """Somebody's endpoint: what it says of itself before anything is sent to it.
 
-It asks for models and metrics only, each with a time limit. Traffic is the player's, faults are other targets' powers.
+It asks for models and metrics only, each with a time limit, and it asks as the player does: directly, with the system's
+trust in certificates, following nobody elsewhere. What answers here answers there. Traffic is the player's, faults are
+other targets' powers.
 """
 
+import json
 import re
+import ssl
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
-
-import requests
+from urllib.parse import urlsplit
 
 from harness.model import UsageError
 from harness.targets.base import Target
@@ -24,13 +30,13 @@ def preflight(target: Target) -> dict[str, Any]:
     if not (target.tokenizer / "tokenizer.json").exists():
         raise UsageError(
             f"there is no {target.tokenizer}/tokenizer.json: lengths are measured with the model's own tokenizer",
-            str(target.path),
+            target.where("tokenizer"),
         )
     served = {model["id"]: model for model in _models(target)}
     if target.model not in served:
         raise UsageError(
             f"{target.url} does not serve a model {target.model}; it serves: {', '.join(sorted(served)) or 'none'}",
-            str(target.path),
+            target.where("model"),
         )
     return {
         "models": sorted(served),
@@ -42,28 +48,43 @@ def preflight(target: Target) -> dict[str, Any]:
 
 
 def _models(target: Target) -> list[dict[str, Any]]:
-    asked = f"{target.url}/v1/models"
+    asked, where = f"{target.url}/v1/models", target.where("url")
     try:
-        answer = requests.get(asked, headers=target.sent_headers(), timeout=LIMIT_S)
-    except requests.exceptions.SSLError as error:
-        raise UsageError(f"{asked} has no certificate that can be trusted: {error}", str(target.path)) from None
-    except requests.exceptions.RequestException as error:
-        told = "no answer in time" if isinstance(error, requests.exceptions.Timeout) else "no connection"
-        raise UsageError(f"{target.url} cannot be reached: {told}", str(target.path)) from None
-    if answer.status_code != requests.codes.ok:
-        raise UsageError(f"{asked} answers {answer.status_code}: {answer.text[:100]!r}", str(target.path))
+        status, page = _get(asked, target.sent_headers())
+    except ssl.SSLError as error:
+        raise UsageError(f"{asked} has no certificate that can be trusted: {error}", where) from None
+    except (OSError, HTTPException) as error:
+        told = "no answer in time" if isinstance(error, TimeoutError) else "no connection"
+        raise UsageError(f"{target.url} cannot be reached: {told}", where) from None
+    if status != HTTPStatus.OK:
+        raise UsageError(f"{asked} answers {status}: {page[:100]!r}", where)
     try:
-        models: list[dict[str, Any]] = [model for model in answer.json()["data"] if "id" in model]
+        models: list[dict[str, Any]] = [model for model in json.loads(page)["data"] if "id" in model]
     except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{asked} answers something that is no list of models", str(target.path)) from None
+        raise UsageError(f"{asked} answers something that is no list of models", where) from None
     return models
 
 
 def _utilisation(engine: str) -> float | None:
     """The share of each GPU that an engine took at its start, if it tells."""
     try:
-        page = requests.get(f"{engine}/metrics", timeout=LIMIT_S).text
-    except requests.exceptions.RequestException:
+        _, page = _get(f"{engine}/metrics", {})
+    except (OSError, HTTPException):
         return None
     found = _UTILISATION.search(page)
     return float(found[1]) if found else None
+
+
+def _get(url: str, headers: Mapping[str, str]) -> tuple[int, str]:
+    """Status and text of one GET, without proxies, redirects or a trust of its own, as `requests` would have."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    connection = HTTPConnection(host, timeout=LIMIT_S)
+    if parts.scheme == "https":
+        connection = HTTPSConnection(host, timeout=LIMIT_S, context=ssl.create_default_context())
+    try:
+        connection.request("GET", parts.path, headers=dict(headers))
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
+    finally:
+        connection.close()

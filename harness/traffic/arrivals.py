@@ -18,12 +18,10 @@ from typing import Annotated, Any, Protocol, Self
 from pydantic import Field, model_validator
 
 from harness.model import UsageError
-from harness.units import Duration, Rate, spec
+from harness.units import Count, Period, Rate, spec
 
 Positive = Annotated[float, Field(gt=0)]
 Flow = Annotated[Rate, Field(gt=0)]
-Period = Annotated[Duration, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
 
 
 class Arrivals(Protocol):

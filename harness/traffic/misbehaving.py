@@ -6,6 +6,7 @@ top of them. A plan is made before the run: what a client might leave undone aft
 again, it does regardless, which is the harsher client.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Annotated, Protocol
@@ -13,10 +14,8 @@ from typing import Annotated, Protocol
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from harness.model import Request
-from harness.units import Duration, Share, TokenRange, spec
+from harness.units import Count, Duration, Part, Period, TokenRange, spec
 
-Count = Annotated[int, Field(ge=1)]
-Period = Annotated[Duration, Field(gt=0)]
 Answer = Annotated[str, BeforeValidator(str), StringConstraints(pattern=r"^[1-5](xx|\d\d)$")]
 Answers = Annotated[tuple[Answer, ...], Field(min_length=1)]
 Ordinary = Callable[[float, tuple[int, int] | None], Request]  # one of the mix, due then, of lengths such as these
@@ -35,7 +34,7 @@ class Misbehaviour(Protocol):
 class OfArrivals:
     """A kind that takes a share of all arrivals."""
 
-    share: Share
+    share: Part
     expect: Answers = ("2xx",)
 
 
@@ -45,6 +44,10 @@ class OnTop:
 
     every_s: Period
     expect: Answers = ("2xx", "429")
+
+    def turns_s(self, end_s: float) -> Iterator[float]:
+        """The moments before `end_s` at which it comes."""
+        return (turn * self.every_s for turn in range(1, math.ceil(end_s / self.every_s)))
 
 
 @spec

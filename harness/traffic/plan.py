@@ -15,23 +15,20 @@ from itertools import accumulate, count, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from pydantic import Field
-
 from harness import timeline
-from harness.document import OneOf, SomeOf
+from harness.document import OneOf, Place, SomeOf
 from harness.model import Request, UsageError, Window
 from harness.timeline import PlanHeader
 from harness.traffic import corpus as corpora
-from harness.traffic.arrivals import ARRIVALS, Arrivals
+from harness.traffic.arrivals import ARRIVALS, Arrivals, Recorded
 from harness.traffic.corpus import Corpus
 from harness.traffic.misbehaving import MISBEHAVING, Misbehaviour, OfArrivals, OnTop
 from harness.traffic.prompts import Bad, Prompts, drawn, log_uniform, scaled
-from harness.units import Duration, spec
+from harness.units import Duration, Period, spec
 
 BAD = "bad"  # the class of all bad requests; their flaw tells them apart
 BAD_TOKENS = (16, 511)
 OVER_LONG = "over_long"
-Period = Annotated[Duration, Field(gt=0)]
 
 
 class Served(Protocol):
@@ -86,6 +83,31 @@ class Traffic:
     def classes(self) -> tuple[str, ...]:
         """The classes whose requests should be served."""
         return (*self.prompts.mix, *self.misbehaving)
+
+    @property
+    def refusable(self) -> bool:
+        """Whether any request may, or must, be refused."""
+        return bool(self.bad) or any(one.expect != ("2xx",) for one in self.misbehaving.values())
+
+    @property
+    def never_judged(self) -> tuple[str, ...]:
+        """The kinds that come so seldom that the steady state sees none of them."""
+        end_s = self.warm_up_s + self.for_s
+        return tuple(
+            kind
+            for kind, one in self.misbehaving.items()
+            if isinstance(one, OnTop) and not any(at_s >= self.warm_up_s for at_s in one.turns_s(end_s))
+        )
+
+    @property
+    def files(self) -> dict[Place, Path]:
+        """The files that a plan is made from, by the keys that name them."""
+        named: dict[Place, Path] = {}
+        if self.prompts.text:
+            named["prompts", "text"] = self.prompts.text
+        if isinstance(self.arrivals, Recorded):
+            named["arrivals", "recorded", "file"] = self.arrivals.file
+        return named
 
 
 def make(
@@ -163,8 +185,8 @@ def _asked(traffic: Traffic, target: Served, corpus: Corpus, seed: int, end_s: f
             yield from misbehaving(kind, due_s)
     for kind, behaviour in traffic.misbehaving.items():
         if isinstance(behaviour, OnTop):
-            for turn in range(1, math.ceil(end_s / behaviour.every_s)):
-                yield from misbehaving(kind, turn * behaviour.every_s)
+            for at_s in behaviour.turns_s(end_s):
+                yield from misbehaving(kind, at_s)
 
 
 def _dealt(bad: Bad | None, rng: random.Random) -> Iterator[tuple[str, int]]:
@@ -244,9 +266,7 @@ def _facts(traffic: Traffic, target: Served, corpus: Corpus, requests: list[Requ
     due = sum(steady.start_s <= request.due_s < steady.end_s for request in requests)
     return {
         "planned_rate_per_s": due / traffic.for_s,
-        "bad_share": of_class[BAD]["requests"] / len(requests) if traffic.bad else 0.0,
-        "bad_share_asked": traffic.bad.share if traffic.bad else 0.0,
-        "bad_share_of": "all arrivals",
+        "bad_share": of_class[BAD]["requests"] / len(requests),
         "classes": {name: {"kind": kind_of[name], **sums} for name, sums in sorted(of_class.items()) if sums},
         "load_factor": target.load_factor,
         "prompt_limit": target.prompt_limit,

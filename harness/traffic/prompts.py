@@ -1,8 +1,8 @@
 """What is asked: classes of prompts, lengths of answers, bad requests; and the bytes of each request.
 
-Lengths are written for a gateway that takes LIMIT_TOKENS, and scale with the target's own limit. Inside a class they
-are log-uniform: the honest law when only the bounds are known. Bodies are composed when they are sent, from the plan's
-numbers and the corpus; no prompt is stored twice.
+Lengths are written for a gateway that takes PROMPT_LIMIT_TOKENS, and scale with the target's own limit. Inside a class
+they are log-uniform: the honest law when only the bounds are known. Bodies are composed when they are sent, from the
+plan's numbers and the corpus; no prompt is stored twice.
 """
 
 import math
@@ -14,21 +14,17 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field
 
-from harness.model import Request
+from harness.headers import Headers
+from harness.model import PROMPT_LIMIT_TOKENS, Request
 from harness.traffic.flaws import FLAWS, Draft, sound
-from harness.units import Duration, Share, TokenRange, spec
+from harness.units import Count, Duration, Part, Share, TokenRange, spec
 
-LIMIT_TOKENS = 16_384
 TEMPLATE_TOKENS = 64  # room left under the gateway's limit for the chat template, which it counts and we cannot
 LEAST_TOKENS = 4
 
-Count = Annotated[int, Field(ge=1)]
 Refusal = Annotated[int, Field(ge=400, le=499)]
-HeaderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
-HeaderValue = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e]*$")]
-Headers = dict[HeaderName, HeaderValue]
 
 
 def _openai_path(path: str) -> str:
@@ -48,7 +44,7 @@ def _known_flaws(kinds: Mapping[str, int]) -> Mapping[str, int]:
 class PromptClass:
     """Prompts of like length. `streamed` is this class's own share of streamed answers."""
 
-    share: Share
+    share: Part
     tokens: TokenRange
     streamed: Share | None = None
 
@@ -115,13 +111,13 @@ class Prompts:
 class Bad:
     """Bad requests: `share` of all arrivals, every kind as often as the others, each with the status that is right."""
 
-    share: Share
+    share: Part
     kinds: Annotated[dict[str, Refusal], Field(min_length=1), AfterValidator(_known_flaws)]
 
 
 def scaled(tokens: tuple[int, int], prompt_limit: int) -> tuple[int, int]:
-    """A range of lengths, written for LIMIT_TOKENS, at a gateway that takes `prompt_limit`."""
-    low, high = (int(length * prompt_limit / LIMIT_TOKENS) for length in tokens)
+    """A range of lengths, written for PROMPT_LIMIT_TOKENS, at a gateway that takes `prompt_limit`."""
+    low, high = (int(length * prompt_limit / PROMPT_LIMIT_TOKENS) for length in tokens)
     high = max(LEAST_TOKENS, min(high, prompt_limit - TEMPLATE_TOKENS))
     return min(max(low, LEAST_TOKENS), high), high
 

@@ -66,8 +66,20 @@ def test_an_engine_that_does_not_tell_its_share_is_left_out(tmp_path: Path) -> N
 
 def test_a_model_that_is_not_served_is_told_with_those_that_are(tmp_path: Path) -> None:
     """The wrong name, and the right ones."""
-    with serving() as at, pytest.raises(UsageError, match="does not serve a model tinny; it serves: other, tiny"):
+    with (
+        serving() as at,
+        pytest.raises(UsageError, match=r"yaml:4: .* does not serve a model tinny; it serves: other, t"),
+    ):
         url.preflight(target(tmp_path, at, model="tinny"))
+
+
+def test_it_asks_as_the_player_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy of the environment stands between us and the target, and a redirect is no answer."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with serving() as at:
+        assert url.preflight(target(tmp_path, at))["models"]
+    with serving(status=302) as at, pytest.raises(UsageError, match=r"/v1/models answers 302"):
+        url.preflight(target(tmp_path, at))
 
 
 @pytest.mark.parametrize(("models", "status"), [("<html>", 200), ('{"data": 5}', 200), ("no", 401)])
@@ -81,7 +93,7 @@ def test_nobody_there_is_one_sentence(tmp_path: Path) -> None:
     """A closed port is told with its URL."""
     with serving() as at:
         pass
-    with pytest.raises(UsageError, match=f"{at} cannot be reached: no connection"):
+    with pytest.raises(UsageError, match=f"yaml:2: {at} cannot be reached: no connection"):
         url.preflight(target(tmp_path, at))
 
 
@@ -89,5 +101,5 @@ def test_a_missing_tokenizer_is_told_first(tmp_path: Path) -> None:
     """Lengths cannot be planned without it: the file is named before anybody is asked."""
     aimed = target(tmp_path, "http://127.0.0.1:9")
     (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(UsageError, match=r"there is no .*/tokenizer\.json"):
+    with pytest.raises(UsageError, match=r"yaml:5: there is no .*/tokenizer\.json"):
         url.preflight(aimed)
