@@ -43,6 +43,7 @@ RECORD = np.dtype(
     ]
 )
 BLOCK_BYTES = 1 << 18
+EXTENSION = "extension"  # the window that is played only when the evidence is too thin, and the scenario says so
 
 
 class ObservationLog:
@@ -143,6 +144,18 @@ class PlanHeader:
     time_limit_s: float
     corpus_sha256: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def played(windows: Sequence[Window], extended: bool) -> tuple[Window, ...]:
+    """The windows as they were played: the `extension` joins the steady state when the run was extended.
+
+    When it was not, the extension was never due; a plan without one is played as it stands.
+    """
+    kept = tuple(window for window in windows if window.name != EXTENSION)
+    if not extended or len(kept) == len(windows):
+        return kept
+    end_s = max(window.end_s for window in windows)
+    return tuple(replace(window, end_s=end_s) if window.name == "steady" else window for window in kept)
 
 
 def plan_lines(header: PlanHeader, requests: Iterable[Request]) -> Iterator[bytes]:
@@ -325,19 +338,19 @@ def read(run_dir: Path) -> Timeline:
 
 
 def _as_played(timeline: Timeline) -> Timeline:
-    """The plan's `extension` joins the steady state when the run was extended, and was never due when it was not."""
-    windows = timeline.windows
-    extension = windows.pop("extension", None)
+    """A plan that may be extended without the extension's requests when they were never due."""
+    extension = timeline.windows.get(EXTENSION)
     if extension is None:
         return timeline
-    if any(event.kind == "extended" for event in timeline.events):
-        windows["steady"] = replace(windows["steady"], end_s=extension.end_s)
-        return replace(timeline, header=replace(timeline.header, windows=tuple(windows.values())))
-    played = int(np.searchsorted(timeline.due_s, extension.start_s))
+    extended = any(event.kind == "extended" for event in timeline.events)
+    header = replace(timeline.header, windows=played(timeline.header.windows, extended))
+    if extended:
+        return replace(timeline, header=header)
+    due = int(np.searchsorted(timeline.due_s, extension.start_s))
     by_request = ("class_code", "flaw_code", "expect_code", "good", "streamed", "gives_up", "prompt_tokens", "due_s")
-    cut = {name: getattr(timeline, name)[:played] for name in (*by_request, "observations", "seen")}
-    cut |= {"gap_start": timeline.gap_start[: played + 1], "gaps_s": timeline.gaps_s[: timeline.gap_start[played]]}
-    return replace(timeline, header=replace(timeline.header, windows=tuple(windows.values())), **cut)
+    cut = {name: getattr(timeline, name)[:due] for name in (*by_request, "observations", "seen")}
+    cut |= {"gap_start": timeline.gap_start[: due + 1], "gaps_s": timeline.gaps_s[: timeline.gap_start[due]]}
+    return replace(timeline, header=header, **cut)
 
 
 class _Names:

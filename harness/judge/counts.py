@@ -2,14 +2,15 @@
 
 One rule for all of them. More bad units than the share allows: FAIL. Few enough that the exact binomial bound, too, is
 within it: PASS. Between the two the run was too short to tell: INCONCLUSIVE, with what is missing. Units that were
-still open count against a PASS and never for a FAIL. Nothing counted is INVALID.
+still open, or whose stream came in one piece, count against a PASS and never for a FAIL. Nothing counted is INVALID.
 """
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from harness.judge import measures, statistics
 from harness.judge.measures import Of, Population
@@ -23,7 +24,7 @@ from harness.units import Duration, Share, spec
 class Scope:
     """Which requests a gate looks at: those due in `window`, of one class, of several, or of all that are good."""
 
-    class_: str | tuple[str, ...] = ()
+    class_: str | Annotated[tuple[str, ...], Field(min_length=1)] = ()
     window: str = "steady"
 
     @property
@@ -62,8 +63,7 @@ class Latency(LatencyLimit):
         if self.of == "e2e":
             service_s = measures.failures_last(timeline, mask, "service")
             figures["service_s"] = statistics.nearest_rank(service_s, self.quantile)
-        elif chunked := measures.chunked(timeline, mask):
-            figures["chunked_streams"] = chunked
+        figures |= measures.doubts(timeline, mask, self.of)
         figures |= {**finding.figures, "by_class": self._by_class(timeline, mask)}
         limit = f"{name(self.quantile)} {self.of} < {seconds(self.below_s)}"
         return replace(finding, limit=limit, figures=figures)
@@ -136,7 +136,8 @@ def count(
 ) -> Finding:
     """Hold a population against "at least this share is not bad". `units` and `fault` are the words to say it in."""
     tolerated = float(1 - statistics.exact(quantile))
-    sample = Sample.clustered(population.due_s, population.bad, window.start_s)
+    sample = Sample.clustered(population.due_s, population.bad, window.start_s, window.end_s)
+    span_s = statistics.span_s(window.start_s, window.end_s)
     n, bad, unknown = sample.n, sample.bad, int(population.unknown.sum())
     if not n:
         return Finding(
@@ -152,10 +153,11 @@ def count(
         "bad_share_bound": sample.upper_bound(confidence),
         "bound_rank": sample.bound_rank(tolerated, confidence),
         "confidence": confidence,
-        "method": f"nearest rank, exact binomial, {_independence(sample)}",
+        "method": f"nearest rank, exact binomial, {_independence(sample, span_s)}",
         "deff": sample.deff,
         "n_eff": sample.independent,
         "clusters": sample.clusters,
+        "span_s": span_s,
         "correlation": sample.correlation,
     }
     middle_s = (window.start_s + window.end_s) / 2
@@ -168,8 +170,9 @@ def count(
         )
         return Finding("", Judgement.FAIL, f"{told}; {permitted:,} are allowed", figures=figures)
     if bad + unknown > permitted:
-        why = f"{told}, {permitted:,} are allowed, and {unknown:,} still open when the run ended decide"
-        return Finding("", Judgement.INCONCLUSIVE, why, figures=figures, needs="a run that waits for its last answers")
+        kept, needs = _kept_back(population)
+        why = f"{told}, {permitted:,} are allowed, and {unknown:,} {kept} decide"
+        return Finding("", Judgement.INCONCLUSIVE, why, figures=figures, needs=needs)
     if sample.proves(bad + unknown, tolerated, confidence):
         return Finding("", Judgement.PASS, f"{told}; {permitted:,} are allowed", figures=figures)
     why = f"{told}; {permitted:,} are allowed, but so few {units} do not show it at {percent(confidence)} confidence"
@@ -177,10 +180,17 @@ def count(
     return Finding("", Judgement.INCONCLUSIVE, why, figures=figures, needs=needs)
 
 
-def _independence(sample: Sample) -> str:
+def _kept_back(population: Population) -> tuple[str, str]:
+    """What the unknown units of a population are, and what would make them known."""
+    if population.buffered:
+        return "whose streams came in one piece", "a path to the stack that passes tokens on as they come"
+    return "still open when the run ended", "a run that waits for its last answers"
+
+
+def _independence(sample: Sample, span_s: float) -> str:
     if sample.independent == sample.n:
         return "each taken as independent"
-    return f"{sample.n:,} worth {sample.independent:,} by how {sample.clusters} spans of 10 s differ"
+    return f"{sample.n:,} worth {sample.independent:,} by how {sample.clusters} spans of {seconds(span_s)} differ"
 
 
 def _needs(sample: Sample, tolerated: float, confidence: float, each_s: float) -> str:
@@ -188,7 +198,7 @@ def _needs(sample: Sample, tolerated: float, confidence: float, each_s: float) -
     at_share, if_good = sample.more_needed(tolerated, confidence)
     best = "" if if_good is None or not sample.bad else f"{if_good:,} more if no further one is bad"
     if at_share is None:
-        return best or "no run is long enough: the limit tolerates nothing"
+        return best or "more units than any run has: the limit tolerates next to nothing"
     amount = f"about {at_share:,} more at this share of bad ones, {lasting(at_share * each_s)} at this rate"
     return f"{amount}; {best}" if best else amount
 

@@ -7,16 +7,16 @@ must not pass.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
+from harness.document import suggestion
 from harness.judge import measures
 from harness.judge.counts import Goodput, Latency, LatencyLimit, Scope, Success
 from harness.judge.gpu import GpuMemory
-from harness.model import Finding, Judgement, Outcome, Window
+from harness.model import Finding, Judgement, Outcome, Tag, Window
 from harness.timeline import Timeline
 from harness.units import Rate, spec
 
@@ -61,9 +61,7 @@ def unknown_names(spec: Spec, classes: Iterable[str], windows: Iterable[str]) ->
     for kind, wanted, known in (("window", (spec.window,), list(windows)), ("class", spec.classes, list(classes))):
         for name in wanted:
             if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}"
-                return f"there is no {kind} {name}: {hint}"
+                return f"there is no {kind} `{name}`; {suggestion(name, known)}"
     return ""
 
 
@@ -81,7 +79,7 @@ class Rejections:
         mask = timeline.within(window)
         kinds = measures.rejections(timeline, mask)
         refused = np.isin(timeline.observations["outcome"], [Outcome.REJECTED, Outcome.RATE_LIMITED])
-        good_refused = int((mask & timeline.good & refused).sum())
+        good_refused = int((mask & ~measures.may_be_refused(timeline) & refused).sum())
         n, still_open = (sum(kind[key] for kind in kinds.values()) for key in ("n", "open"))
         wrong = {name: sum(kind["wrong"].values()) for name, kind in kinds.items() if kind["wrong"]}
         figures = {
@@ -124,15 +122,22 @@ class Throughput(Scope):
         ended_s = timeline.observations["ended_s"]
         inside = (ended_s >= window.start_s) & (ended_s < window.end_s)
         done = mask & inside & (timeline.observations["outcome"] == Outcome.OK)
+        untold = measures.tagged(timeline, done, Tag.USAGE_MISSING) if self.tokens_per_s else 0
         if self.tokens_per_s is None:
             asked, measured, unit = self.at_least_per_s or 0.0, int(done.sum()) / lasts_s, "requests"
         else:
             asked, unit = self.tokens_per_s, "tokens"
-            measured = int(timeline.observations["tokens_out"][done].sum()) / lasts_s
+            counted = done & ((timeline.observations["tags"] & Tag.USAGE_MISSING) == 0)
+            measured = int(timeline.observations["tokens_out"][counted].sum()) / lasts_s
         limit = f">= {asked:.6g} {unit}/s"
         figures = {"measured_per_s": measured, "offered_per_s": offered, "n": int(done.sum()), "unit": unit}
+        if untold:
+            figures["uncounted_answers"] = untold
         if unit == "requests" and offered < asked:
             why = f"the plan itself offers only {offered:.4g} good requests/s, less than the gate asks for"
+            return Finding("", Judgement.INVALID, why, limit=limit, figures=figures)
+        if untold and measured < asked:
+            why = f"{untold:,} of {int(done.sum()):,} answers told no usage: how many tokens they held is unknown"
             return Finding("", Judgement.INVALID, why, limit=limit, figures=figures)
         judgement = Judgement.PASS if measured >= asked else Judgement.FAIL
         why = f"{measured:.4g} {unit}/s were completed of {offered:.4g} requests/s offered"

@@ -3,11 +3,12 @@
 The ratio is `1 - free / total`, which counts what the driver reserves as used. Its evidence comes first: as many GPUs
 as the watcher announced, samples through the whole window, no hole, no `nan`, no zero while requests are served,
 no series that is frozen. Short of that the finding is INVALID, whatever the samples that did come say. A maximum of
-samples is a lower bound of the peak, and says how long a peak it can miss.
+samples is a lower bound of the peak, and says how long a peak it can miss. A GPU that shows no load while another does
+is spare: its memory is held against the limit, and it may well read zero and never change.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,6 +35,10 @@ class Series:
     utilisation: np.ndarray
 
     @property
+    def worked(self) -> bool:
+        return bool((self.utilisation > 0).any())
+
+    @property
     def used(self) -> np.ndarray:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(1 - self.free / self.total)
@@ -45,6 +50,16 @@ class Series:
     def coverage(self, window: Window, interval_s: float) -> float:
         expected = max(1, math.floor((window.end_s - window.start_s) / interval_s))
         return min(1.0, len(self.at_s) / expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """What the watcher announced before the run: how many GPUs, how often, by whom."""
+
+    series: int
+    interval_s: float
+    source: str
+    simulated: bool
 
 
 @spec
@@ -71,29 +86,28 @@ class GpuMemory:
 
     def seen(self, timeline: Timeline, window: Window) -> Finding:
         limit = f"< {percent(self.below)}"
-        announced = [event.detail for event in timeline.events if event.kind == "watching" and event.name == "gpu"]
-        if not announced:
+        watching = _watching(timeline)
+        if watching is None:
             return Finding("", Judgement.INVALID, "nothing watched the GPUs", limit=limit)
         series = gpus(timeline, window)
-        figures = _figures(series, announced[-1], window)
-        if trouble := next(self._troubles(timeline, series, announced[-1], window), ""):
+        figures = _figures(series, watching, window)
+        if trouble := next(self._troubles(timeline, series, watching, window), ""):
             return Finding("", Judgement.INVALID, trouble, limit=limit, figures=figures)
         measured = figures["measured"]
         told = f"{figures['per']} reached {percent(round(measured, 4))} of its memory at {figures['at_s']:.0f} s"
         judgement = Judgement.PASS if measured < self.below else Judgement.FAIL
         return Finding("", judgement, f"{told}; the limit is {percent(self.below)}", limit=limit, figures=figures)
 
-    def _troubles(
-        self, timeline: Timeline, series: list[Series], watching: Mapping[str, Any], window: Window
-    ) -> Iterator[str]:
+    def _troubles(self, timeline: Timeline, series: list[Series], watching: Watching, window: Window) -> Iterator[str]:
         """The reasons for which these samples decide nothing."""
-        expected, interval_s = int(watching["series"]), float(watching["interval_s"])
-        if not expected:
-            yield f"the target has GPUs but {watching.get('source', 'its source')} gave no series of them"
-        if len(series) != expected:
-            yield f"samples of {len(series)} GPUs in this window; {expected} were announced at the start"
+        interval_s = watching.interval_s
+        if not watching.series:
+            yield f"the target has GPUs but {watching.source or 'its source'} gave no series of them"
+        if len(series) != watching.series:
+            yield f"samples of {len(series)} GPUs in this window; {watching.series} were announced at the start"
+        spare = _spare(series)
         for one in series:
-            if (one.total <= 0).any() or (one.free >= one.total).any():
+            if (one.total <= 0).any() or (one.gpu not in spare and (one.free >= one.total).any()):
                 yield f"{one.gpu}: memory in use reads 0 while the engine is up: the exporter has no data"
             if math.isnan(float(one.used.sum())):
                 yield f"{one.gpu}: {int(np.isnan(one.used).sum())} of {len(one.used)} samples are not numbers"
@@ -101,8 +115,24 @@ class GpuMemory:
                 yield f"{one.gpu}: no sample for {seconds(hole_s)}; one every {seconds(interval_s)} was expected"
             if (coverage := one.coverage(window, interval_s)) < self.coverage:
                 yield f"{one.gpu}: {percent(round(coverage, 3))} of the expected samples are there"
-            if _frozen(one) and _served(timeline, window) >= FROZEN_SAMPLES:
+            if one.gpu not in spare and _frozen(one, timeline):
                 yield f"{one.gpu}: memory and utilisation did not change in {len(one.used)} samples under load: frozen"
+
+
+def _watching(timeline: Timeline) -> Watching | None:
+    """The last announcement that can be read; None when nobody made one."""
+    for event in reversed(timeline.events):
+        if event.kind == "watching" and event.name == "gpu":
+            told = event.detail
+            try:
+                watching = Watching(
+                    int(told["series"]), float(told["interval_s"]), told.get("source", ""), bool(told.get("simulated"))
+                )
+            except (KeyError, TypeError, ValueError):  # a damaged line
+                continue
+            if watching.interval_s > 0:
+                return watching
+    return None
 
 
 def gpus(timeline: Timeline, window: Window) -> list[Series]:
@@ -128,34 +158,43 @@ def gpus(timeline: Timeline, window: Window) -> list[Series]:
     return found
 
 
-def _frozen(one: Series) -> bool:
-    if min(len(one.used), len(one.utilisation)) < FROZEN_SAMPLES or one.utilisation[0] >= 1:
+def _spare(series: list[Series]) -> list[str]:
+    """The GPUs that showed no load while another did."""
+    return [one.gpu for one in series if not one.worked] if any(one.worked for one in series) else []
+
+
+def _frozen(one: Series, timeline: Timeline) -> bool:
+    """Whether nothing that a GPU tells moved over many samples that were taken while requests were in flight."""
+    if min(_under_load(one.at_s, timeline), len(one.utilisation)) < FROZEN_SAMPLES or one.utilisation[0] >= 1:
         return False
     return bool((one.free == one.free[0]).all() and (one.utilisation == one.utilisation[0]).all())
 
 
-def _served(timeline: Timeline, window: Window) -> int:
-    return int((timeline.within(window) & (timeline.observations["outcome"] == Outcome.OK)).sum())
+def _under_load(at_s: np.ndarray, timeline: Timeline) -> int:
+    """At how many of these moments a request that was served was on its way."""
+    seen = timeline.observations[timeline.observations["outcome"] == Outcome.OK]
+    sent, ended = (np.searchsorted(np.sort(seen[name]), at_s, side="right") for name in ("sent_s", "ended_s"))
+    return int((sent > ended).sum())
 
 
-def _figures(series: list[Series], watching: Mapping[str, Any], window: Window) -> dict[str, Any]:
-    interval_s = float(watching["interval_s"])
+def _figures(series: list[Series], watching: Watching, window: Window) -> dict[str, Any]:
     by_gpu = {
         one.gpu: {
             "max": float(one.used.max()),
             "samples": len(one.used),
-            "coverage": one.coverage(window, interval_s),
+            "coverage": one.coverage(window, watching.interval_s),
             "gap_max_s": one.hole_s(window),
         }
         for one in series
     }
     figures: dict[str, Any] = {
         "formula": FORMULA,
-        "expected": int(watching["series"]),
-        "source": watching.get("source", ""),
-        "interval_s": interval_s,
-        "simulated": bool(watching.get("simulated", False)),
+        "expected": watching.series,
+        "source": watching.source,
+        "interval_s": watching.interval_s,
+        "simulated": watching.simulated,
         "by_gpu": by_gpu,
+        "spare": _spare(series),
     }
     if not series:
         return figures

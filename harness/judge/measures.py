@@ -16,16 +16,26 @@ from harness.timeline import Timeline
 
 Of = Literal["e2e", "ttft", "itl", "tpot"]
 FAILED = float("inf")
+_DOUBTFUL: Mapping[Of, Mapping[str, Tag]] = {
+    "e2e": {},
+    "ttft": {"coalesced_streams": Tag.COALESCED},
+    "itl": {"coalesced_streams": Tag.COALESCED, "chunked_streams": Tag.CHUNKED_TOKENS},
+    "tpot": {"uncounted_streams": Tag.USAGE_MISSING},
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """The units of one count: requests, or the gaps of their streams. Row by row: when due, how long, what became."""
+    """The units of one count: requests, or the gaps of their streams. Row by row: when due, how long, what became.
+
+    `buffered` of the unknown ones are so because their stream came in one piece, not because it was open.
+    """
 
     due_s: np.ndarray
     values_s: np.ndarray
     bad: np.ndarray
     unknown: np.ndarray
+    buffered: int = 0
 
     @property
     def n(self) -> int:
@@ -58,7 +68,8 @@ def latencies(timeline: Timeline, mask: np.ndarray, of: Of, below_s: float) -> P
 
     A client that hangs up as planned counts once it waited as long as the limit, or got what is timed. TTFT, ITL and
     TPOT exist only for streams; TPOT only for answers of two tokens or more. A unit of ITL is a gap; a stream that
-    failed is one bad gap more, one still open an unknown one.
+    failed is one bad gap more, one still open an unknown one. ITL and TPOT of a stream that came in one piece are
+    unknown: whatever held it back hides how its tokens came.
     """
     hung_up, age = hung_up_as_planned(timeline), age_s(timeline)
     if of != "e2e":
@@ -73,26 +84,31 @@ def latencies(timeline: Timeline, mask: np.ndarray, of: Of, below_s: float) -> P
     failed = ~_ended(timeline, Outcome.OK)[mask] & ~unended & ~hung_up[mask]
     late = np.where(np.isnan(values_s), age[mask] >= below_s, values_s >= below_s)
     bad = failed | np.where(unended | hung_up[mask], late, ~(values_s < below_s))
+    hidden = buffered(timeline)[mask] & ~bad & ~unended if of == "tpot" else np.zeros_like(bad)
     return Population(
         due_s=timeline.due_s[mask],
-        values_s=np.where(failed | unended | np.isnan(values_s), FAILED, values_s),
+        values_s=np.where(failed | unended | hidden | np.isnan(values_s), FAILED, values_s),
         bad=bad,
-        unknown=unended & ~bad,
+        unknown=(unended & ~bad) | hidden,
+        buffered=int(hidden.sum()),
     )
 
 
 def _gaps(timeline: Timeline, mask: np.ndarray, below_s: float) -> Population:
     unended = _unended(timeline) & mask
     failed = mask & ~unended & ~_ended(timeline, Outcome.OK) & ~hung_up_as_planned(timeline)
-    gaps_s = timeline.gaps_of(mask)
+    of_row = np.diff(timeline.gap_start)[mask]
+    hidden = np.repeat(buffered(timeline)[mask], of_row)
+    gaps_s = np.where(hidden, np.float32(FAILED), timeline.gaps_of(mask))
     extra = np.concatenate([np.ones(failed.sum(), dtype=bool), np.zeros(unended.sum(), dtype=bool)])
-    # Millions of gaps: single precision still tells the span of 10 s that each belongs to.
-    due_s = np.repeat(timeline.due_s.astype(np.float32), np.diff(timeline.gap_start) * mask)
+    # Millions of gaps: single precision still tells the span that each belongs to.
+    due_s = np.repeat(timeline.due_s[mask].astype(np.float32), of_row)
     return Population(
         due_s=np.concatenate([due_s, timeline.due_s[failed], timeline.due_s[unended]], dtype=np.float32),
         values_s=np.concatenate([gaps_s, np.full(len(extra), FAILED, dtype=gaps_s.dtype)]),
-        bad=np.concatenate([~(gaps_s < below_s), extra]),
-        unknown=np.concatenate([np.zeros(len(gaps_s), dtype=bool), ~extra]),
+        bad=np.concatenate([~(gaps_s < below_s) & ~hidden, extra]),
+        unknown=np.concatenate([hidden, ~extra]),
+        buffered=int(hidden.sum()),
     )
 
 
@@ -117,7 +133,14 @@ def within_limits(timeline: Timeline, mask: np.ndarray, limits_s: Mapping[Of, fl
         waited = np.isnan(times_s) & (age_s(timeline) >= limit_s)
         over |= exists & np.where(unended, waited | (times_s >= limit_s), ~(times_s < limit_s))
     bad = over[mask]
-    return Population(timeline.due_s[mask], np.zeros(0), bad, unended[mask] & ~bad)
+    hidden = buffered(timeline)[mask] & ~bad & ~unended[mask] if "tpot" in limits_s else np.zeros_like(bad)
+    return Population(timeline.due_s[mask], np.zeros(0), bad, unended[mask] & ~bad | hidden, int(hidden.sum()))
+
+
+def may_be_refused(timeline: Timeline) -> np.ndarray:
+    """Mask of the requests for which some answer other than success is right."""
+    special = [code for code, expect in enumerate(timeline.expects) if expect != ("2xx",)]
+    return np.isin(timeline.expect_code, special)
 
 
 def rejections(timeline: Timeline, mask: np.ndarray) -> dict[str, dict[str, Any]]:
@@ -126,8 +149,7 @@ def rejections(timeline: Timeline, mask: np.ndarray) -> dict[str, dict[str, Any]
     A kind is the flaw of a bad request, or the class of one that may be served or refused. What its plan hung up on
     has no answer to judge. `wrong` counts by how it ended, with the status that came.
     """
-    special = [code for code, expect in enumerate(timeline.expects) if expect != ("2xx",)]
-    mask = mask & np.isin(timeline.expect_code, special) & ~hung_up_as_planned(timeline)
+    mask = mask & may_be_refused(timeline) & ~hung_up_as_planned(timeline)
     found: dict[str, dict[str, Any]] = {}
     columns = (timeline.class_code, timeline.flaw_code, timeline.expect_code)
     ends = (timeline.observations["outcome"], timeline.observations["status"])
@@ -197,9 +219,24 @@ def in_flight(timeline: Timeline, window: Window) -> float:
     return float(np.nansum(np.maximum(inside, 0))) / (window.end_s - window.start_s)
 
 
-def chunked(timeline: Timeline, mask: np.ndarray) -> int:
-    """Streams whose events held several tokens: their gaps lie between chunks."""
-    return int(((timeline.observations["tags"][mask] & Tag.CHUNKED_TOKENS) > 0).sum())
+def buffered(timeline: Timeline) -> np.ndarray:
+    """Mask of the streams of two events or more that all came in one read: a proxy held them back, or the client."""
+    seen = timeline.observations
+    return np.asarray((seen["gaps"] > 0) & (seen["first_token_s"] == seen["last_token_s"]))
+
+
+def tagged(timeline: Timeline, mask: np.ndarray, tag: Tag) -> int:
+    """How many of the masked requests carry a tag."""
+    return int(((timeline.observations["tags"][mask] & tag) > 0).sum())
+
+
+def doubts(timeline: Timeline, mask: np.ndarray, of: Of) -> dict[str, int]:
+    """How many of the masked streams have times that say less than they seem to; what does not occur is not there."""
+    mask = mask & timeline.streamed
+    found = {name: tagged(timeline, mask, tag) for name, tag in _DOUBTFUL[of].items()}
+    if of in ("itl", "tpot"):
+        found["buffered_streams"] = int((buffered(timeline) & mask).sum())
+    return {name: n for name, n in found.items() if n}
 
 
 def _ended(timeline: Timeline, how: Outcome) -> np.ndarray:

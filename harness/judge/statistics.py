@@ -14,14 +14,14 @@ from statistics import NormalDist
 
 import numpy as np
 
-CLUSTER_S = 10.0  # requests due within one such span share queues, so their fates are not independent
-LEAST_CLUSTERS = 10  # fewer cannot tell how much they share
+LONGEST_SPAN_S = 10.0  # requests due within one span share queues, so their fates are not independent
+LEAST_SPANS = 10  # that a window is cut into: from fewer it is hard to tell how much they share
 HOPELESS = 10_000_000  # units; no run is this long
 
 
 def exact(share: float) -> Fraction:
-    """The decimal that the user wrote: 0.95 as 19/20, not as its nearest double."""
-    return Fraction(share).limit_denominator(1_000_000)
+    """The decimal that the user wrote, to twelve places: 0.95 as 19/20, not as its nearest double."""
+    return Fraction(f"{share:.12f}")
 
 
 def rank(n: int, quantile: float) -> int:
@@ -120,6 +120,11 @@ def significantly_bad(bad: int, n: int, tolerated: float, confidence: float) -> 
     return 1.0 - binomial_cdf(bad - 1, n, tolerated) <= 1 - confidence
 
 
+def span_s(start_s: float, end_s: float) -> float:
+    """How long the spans are that a window is cut into: a tenth of it, and at most 10 s."""
+    return min(LONGEST_SPAN_S, (end_s - start_s) / LEAST_SPANS)
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """`bad` of `n`, and how much that many units in bursts are worth as independent ones.
@@ -136,21 +141,28 @@ class Sample:
     correlation: float = 0.0
 
     @classmethod
-    def clustered(cls, due_s: np.ndarray, bad: np.ndarray, start_s: float) -> "Sample":
-        """Count units by the spans of 10 s that they were due in.
+    def clustered(cls, due_s: np.ndarray, bad: np.ndarray, start_s: float, end_s: float) -> "Sample":
+        """Count units by the spans of the window that they were due in.
 
-        With ten spans or more, and at least one bad unit, the design effect is theirs (ratio estimator; Korn and
-        Graubard's use of Student's factor for few clusters); else it is 1, and a reader is told so by `clusters`.
+        With at least one bad unit, the design effect is that of the spans (ratio estimator; Korn and Graubard's use of
+        Student's factor for few clusters). Units all of one span, some of them bad, are worth a single one: nothing
+        shows that they did not share one fate.
         """
         n, total = len(due_s), int(bad.sum())
-        cluster = ((due_s - start_s) // CLUSTER_S).astype(np.int32)
-        size = np.bincount(cluster) if n else np.zeros(0, dtype=np.int64)
+        if not n:
+            return cls(0, 0)
+        spans = math.ceil((end_s - start_s) / span_s(start_s, end_s))
+        # Clipped, for single precision may put the last moment of a window at its end.
+        cluster = ((due_s - start_s) / span_s(start_s, end_s)).astype(np.int32).clip(0, spans - 1)
+        size = np.bincount(cluster, minlength=spans)
         filled = size > 0
         k = int(filled.sum())
-        if k < LEAST_CLUSTERS or total in (0, n):
+        if total in (0, n):
             return cls(n, total, k, 1.0, n)
+        if k == 1:
+            return cls(n, total, k, float(n), 1)
         share = total / n
-        excess = (np.bincount(cluster, weights=bad, minlength=len(size)) - share * size)[filled]
+        excess = (np.bincount(cluster, weights=bad, minlength=spans) - share * size)[filled]
         variance = k / (k - 1) * float((excess**2).sum()) / n**2
         deff = max(1.0, variance / (share * (1 - share) / n))
         independent = math.floor(n / deff * (student(n - 1) / student(k - 1)) ** 2)
@@ -192,9 +204,14 @@ def _neighbours(excess: np.ndarray) -> float:
     return float((excess[1:] * excess[:-1]).sum()) / squares if squares else 0.0
 
 
-def student(freedom: int, confidence: float = 0.95) -> float:
-    """Student's one-sided quantile by Cornish and Fisher's expansion; right to 1e-3 from nine degrees of freedom on."""
-    z = NormalDist().inv_cdf(confidence)
+_STUDENT = (6.3138, 2.9200, 2.3534, 2.1318, 2.0150, 1.9432, 1.8946, 1.8595)  # at one to eight degrees of freedom
+
+
+def student(freedom: int) -> float:
+    """Student's one-sided 95 % quantile: tabled to eight degrees of freedom, from nine on Cornish and Fisher's."""
+    if freedom <= len(_STUDENT):
+        return _STUDENT[freedom - 1]
+    z = NormalDist().inv_cdf(0.95)
     return (
         z
         + (z**3 + z) / (4 * freedom)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from harness.judge import belief, measures, statistics
-from harness.model import Outcome, Window
+from harness.model import Outcome, Tag, Window
 from harness.timeline import Timeline
 
 QUANTILES = {"p50_s": 0.5, "p95_s": 0.95, "p99_s": 0.99}
@@ -23,7 +23,7 @@ def tables(timeline: Timeline, windows: Sequence[Window]) -> dict[str, Any]:
     rejections  kind -> expect, n, right, open, wrong: {how it ended: n}
     latency     e2e (from due), service (from sent), ttft and send_lag of all good requests
     tokens      prompt tokens as planned and as the server counted them
-    facts       requests, seconds and shares of the judged windows
+    facts       requests, seconds and shares of the judged windows; connections opened and requests sent again
     """
     mask = np.logical_or.reduce([timeline.within(window) for window in windows])
     good = mask & timeline.good & ~measures.hung_up_as_planned(timeline)
@@ -90,4 +90,6 @@ def _facts(timeline: Timeline, windows: Sequence[Window], mask: np.ndarray) -> d
         "bad": n - good,
         "bad_share": (n - good) / n if n else None,
         "rate_per_s": n / lasts_s if lasts_s else None,
+        "new_connections": measures.tagged(timeline, mask, Tag.NEW_CONNECTION),
+        "resent": measures.tagged(timeline, mask, Tag.RESENT),
     }

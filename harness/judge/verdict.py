@@ -24,6 +24,13 @@ from harness.timeline import Timeline
 SCHEMA = 1
 DIGITS = 6
 BURSTY = 0.3  # correlation of neighbouring clusters from which their bound is too narrow
+_DOUBTS = {
+    "chunked_streams": "streams put several tokens into one event: gaps are between events",
+    "coalesced_streams": "streams had their first tokens in one read: TTFT is an upper bound there, the next gap 0",
+    "uncounted_streams": "streams told no usage: their tokens are counted by events",
+    "buffered_streams": "streams came in one piece: how their tokens came is unknown, and counts against a PASS",
+    "uncounted_answers": "answers told no usage: their tokens are left out",
+}
 
 
 def judge(
@@ -40,7 +47,9 @@ def judge(
     name; else it stays, with its own exit code. Under "extend" the conductor has looked once before (`undecided`).
     """
     idle = [gate for gate in gates if gpu == "none" and isinstance(gate.spec, GpuMemory)]
-    judged = _for_looks([gate for gate in gates if gate not in idle], on_inconclusive)
+    judged = [gate for gate in gates if gate not in idle]
+    if on_inconclusive == "extend":
+        judged = for_two_looks(judged)
     windows = _windows(timeline, judged)
     believed = belief.believe(timeline, windows, _tightest_s(judged))
     findings = tuple(gate.finding(timeline) for gate in judged)
@@ -48,11 +57,14 @@ def judge(
     notes = [f"{row['gate']} is not applicable: {row['why']}" for row in skipped]
     if any("confidence" in finding.figures for finding in findings):
         notes.append("the bounds cover the chance within this run; what differs between runs, only more runs can show")
+    told = tables(timeline, windows)
+    if resent := told["facts"]["resent"]:
+        notes.append(f"{resent:,} requests went out twice: the server had closed their idle connection")
     verdict = Verdict(
-        *_decided(believed, findings),
+        *_worst(believed, findings),
         believed=believed,
         findings=findings,
-        tables={**tables(timeline, windows), "not_applicable": skipped},
+        tables={**told, "not_applicable": skipped},
         notes=(*notes, *(note for finding in findings for note in _notes(finding))),
         provenance=provenance,
     )
@@ -67,10 +79,8 @@ def undecided(timeline: Timeline, gates: Sequence[Gate], gpu: str) -> bool:
     return min((f.verdict for f in looked.findings), key=SEVERITY.index, default=None) == Judgement.INCONCLUSIVE
 
 
-def _for_looks(gates: Sequence[Gate], on_inconclusive: str) -> list[Gate]:
+def for_two_looks(gates: Sequence[Gate]) -> list[Gate]:
     """A run that may be extended is looked at twice: each look gets half of the doubt that one look would have."""
-    if on_inconclusive != "extend":
-        return list(gates)
     return [
         replace(gate, spec=replace(gate.spec, confidence=(1 + gate.spec.confidence) / 2))
         if isinstance(gate.spec, Latency | Success | Goodput)
@@ -95,7 +105,7 @@ def _tightest_s(gates: Sequence[Gate]) -> float | None:
     return min(limits_s, default=None)
 
 
-def _decided(believed: Sequence[Finding], findings: Sequence[Finding]) -> tuple[Judgement, int, str]:
+def _worst(believed: Sequence[Finding], findings: Sequence[Finding]) -> tuple[Judgement, int, str]:
     if not findings:
         return Judgement.INVALID, EXIT_CODE[Judgement.INVALID], "nothing judged: no gate applies to this run"
     worst = min((*believed, *findings), key=lambda finding: SEVERITY.index(finding.verdict))
@@ -123,9 +133,11 @@ def _notes(finding: Finding) -> Iterator[str]:
         yield f"{finding.gate}: SIMULATED GPU"
     if "interval_s" in figures and finding.verdict in (Judgement.PASS, Judgement.FAIL):
         yield f"{finding.gate}: peaks shorter than {seconds(figures['interval_s'])} are not visible"
-    if "chunked_streams" in figures:
-        chunked = figures["chunked_streams"]
-        yield f"{finding.gate}: {chunked:,} streams put several tokens into one event: gaps are between events"
+    if spare := figures.get("spare"):
+        yield f"{finding.gate}: no load on {', '.join(spare)}: spare, or not of this stack"
+    for name, words in _DOUBTS.items():
+        if n := figures.get(name):
+            yield f"{finding.gate}: {n:,} {words}"
     if "bad_share_of_halves" in figures:
         first, second = figures["bad_share_of_halves"]
         yield (
@@ -134,7 +146,8 @@ def _notes(finding: Finding) -> Iterator[str]:
         )
     clusters = figures.get("clusters", 0)
     if clusters and figures["correlation"] > max(BURSTY, 2 / math.sqrt(clusters)):
-        yield f"{finding.gate}: bad requests came in bursts longer than 10 s: the bound is narrower than it should be"
+        span = seconds(figures["span_s"])
+        yield f"{finding.gate}: bad ones came in bursts longer than {span}: the bound is narrower than it should be"
 
 
 # The verdict as bytes ----------------------------------------------------------------------------------------------

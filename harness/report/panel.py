@@ -24,8 +24,9 @@ from harness import timeline
 from harness.judge import statistics
 from harness.judge.counts import Latency
 from harness.judge.gates import Gate
+from harness.judge.verdict import for_two_looks
 from harness.model import Event, Outcome, Reading, Request, Window
-from harness.timeline import PlanHeader
+from harness.timeline import EXTENSION, PlanHeader, played
 
 TERMINAL_PERIOD_S, PLAIN_PERIOD_S = 0.5, 5.0
 RATE_READINGS = 11  # one a second: rates are over the last ten seconds
@@ -40,19 +41,22 @@ class Promise:
     limit_s: float
     quantile: float
     confidence: float
-    window: Window
+    window: str
     classes: tuple[str, ...] = ()
 
     def counts(self, request: Request) -> bool:
-        """Whether a request is of those that the gate is about; clients that hang up are left to the judge."""
-        due_inside = self.window.start_s <= request.due_s < self.window.end_s
+        """Whether a request due in the window is of those that the gate is about; hang-ups are left to the judge."""
         of_class = not self.classes or request.class_name in self.classes
-        return due_inside and of_class and request.good and request.give_up_s is None
+        return of_class and request.good and request.give_up_s is None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveState:
-    """What is known so far. `due_s` and `counted` go by the plan's index, `answered_due_s`, `latency_s` by answer."""
+    """What is known so far. `due_s` and `counted` go by the plan's index, `answered_due_s`, `latency_s` by answer.
+
+    A plan that may be extended holds the extension from the start, and it is played until the run's look decides: its
+    answers are kept, and count once the extension has become part of the steady state.
+    """
 
     windows: tuple[Window, ...]
     promise: Promise | None = None
@@ -70,7 +74,8 @@ class LiveState:
     @classmethod
     def begin(cls, header: PlanHeader, judged: Sequence[Gate]) -> "LiveState":
         """A run that has not started, following the scenario's first gate of response latency."""
-        return cls(header.windows, next(_promises(header, judged), None))
+        may_extend = any(window.name == EXTENSION for window in header.windows)
+        return cls(header.windows, next(_promises(for_two_looks(judged) if may_extend else judged), None))
 
     def with_plan(self, requests: Iterable[Request]) -> "LiveState":
         """The same, knowing what is due when and which requests the gate counts."""
@@ -95,7 +100,10 @@ class LiveState:
 
     def _heard(self, entry: Event | Reading) -> "LiveState":
         if isinstance(entry, Event):
-            return self if self.last and self.last.at_s > entry.at_s else replace(self, last=entry)
+            state = self
+            if entry.kind in ("extended", "decided"):
+                state = replace(self, windows=played(self.windows, entry.kind == "extended"))
+            return state if self.last and self.last.at_s > entry.at_s else replace(state, last=entry)
         worker, gpu = entry.labels.get("worker", ""), entry.labels.get("gpu", "")
         match entry.name:
             case "player.sent":
@@ -119,7 +127,15 @@ class LiveState:
 
     @property
     def end_s(self) -> float:
-        return max((w.end_s for w in self.windows), default=0.0)
+        """When the traffic ends, as far as that is decided."""
+        return max((w.end_s for w in self.windows if w.name != EXTENSION), default=0.0)
+
+    @property
+    def promised(self) -> tuple[Promise, Window] | None:
+        """The gate that is followed, and its window as it stands; None where there is no such window."""
+        windows = {window.name: window for window in self.windows}
+        promise = self.promise
+        return (promise, windows[promise.window]) if promise and promise.window in windows else None
 
     @property
     def rates_per_s(self) -> tuple[float, float]:
@@ -138,12 +154,11 @@ class LiveState:
         return {gpu: 1 - free / self.gpu_total[gpu] for gpu, free in self.gpu_free.items() if self.gpu_total.get(gpu)}
 
 
-def _promises(header: PlanHeader, judged: Sequence[Gate]) -> Iterator[Promise]:
-    windows = {window.name: window for window in header.windows}
+def _promises(judged: Sequence[Gate]) -> Iterator[Promise]:
     for gate in judged:
         spec = gate.spec
-        if isinstance(spec, Latency) and spec.of == "e2e" and spec.window in windows:
-            yield Promise(gate.id, spec.below_s, spec.quantile, spec.confidence, windows[spec.window], spec.classes)
+        if isinstance(spec, Latency) and spec.of == "e2e":
+            yield Promise(gate.id, spec.below_s, spec.quantile, spec.confidence, spec.window, spec.classes)
 
 
 # Drawing ---------------------------------------------------------------------------------------------------------
@@ -178,14 +193,16 @@ def _cells(state: LiveState) -> Iterator[tuple[str, str]]:
 
 def _latency_cells(state: LiveState) -> Iterator[tuple[str, str]]:
     """The gate's quantile, its upper bound by the judge's arithmetic, and its count."""
-    promise, n = state.promise, len(state.latency_s)
-    if promise is None:
+    if state.promised is None:
         return
-    tolerated, is_bad = 1 - promise.quantile, state.latency_s >= promise.limit_s
-    sample = statistics.Sample.clustered(state.answered_due_s, is_bad, promise.window.start_s)
-    measured_s = statistics.nearest_rank(state.latency_s, promise.quantile)
-    rank = sample.bound_rank(tolerated, promise.confidence)
-    bound_s = math.nan if rank is None else float(np.partition(state.latency_s, rank - 1)[rank - 1])
+    promise, window = state.promised
+    inside = (state.answered_due_s >= window.start_s) & (state.answered_due_s < window.end_s)
+    due_s, latency_s = state.answered_due_s[inside], state.latency_s[inside]
+    n, is_bad = len(latency_s), latency_s >= promise.limit_s
+    sample = statistics.Sample.clustered(due_s, is_bad, window.start_s, window.end_s)
+    measured_s = statistics.nearest_rank(latency_s, promise.quantile)
+    rank = sample.bound_rank(1 - promise.quantile, promise.confidence)
+    bound_s = math.nan if rank is None else float(np.partition(latency_s, rank - 1)[rank - 1])
     shown = f"{_seconds(measured_s)}, bound {_seconds(bound_s)}, limit {promise.limit_s:g} s"
     yield f"P{100 * promise.quantile:g}", shown
     yield "bad", f"{int(is_bad.sum())} of {statistics.allowed(n, promise.quantile)} allowed in {n}"

@@ -67,9 +67,9 @@ def test_every_gate_has_a_schema() -> None:
 def test_unknown_names_are_told_with_the_nearest() -> None:
     """A class or window that is not there is named together with what may have been meant."""
     spec = read("p95_latency", {"below": "1s", "class": "medum"})
-    assert unknown_names(spec, ["short", "medium"], ["steady"]) == "there is no class medum: did you mean medium?"
-    assert unknown_names(spec, ["x"], ["steady"]) == "there is no class medum: there are x"
-    assert unknown_names(spec, ["medum"], ["warm_up"]).startswith("there is no window steady")
+    assert unknown_names(spec, ["short", "medium"], ["steady"]) == "there is no class `medum`; did you mean `medium`?"
+    assert unknown_names(spec, ["x"], ["steady"]) == "there is no class `medum`; there are: x"
+    assert unknown_names(spec, ["medum"], ["warm_up"]).startswith("there is no window `steady`")
     assert unknown_names(spec, ["medum"], ["steady"]) == ""
 
 

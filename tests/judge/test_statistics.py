@@ -1,5 +1,7 @@
 """Our binomial arithmetic beside scipy's, and the sample sizes that the literature gives."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -112,7 +114,7 @@ def test_the_bound_and_the_count_never_disagree(
     data = np.array(values)
     due_s = np.linspace(0, spread_s, len(data), endpoint=False)
     bad = data >= limit
-    sample = Sample.clustered(due_s, bad, 0.0)
+    sample = Sample.clustered(due_s, bad, 0.0, spread_s)
     at = sample.bound_rank(1 - quantile, 0.95)
     bound = np.inf if at is None else np.sort(data)[at - 1]
     assert (bound < limit) == sample.proves(int(bad.sum()), 1 - quantile, 0.95)
@@ -122,7 +124,7 @@ def test_independent_units_have_no_design_effect() -> None:
     """Coin flips spread over a window count nearly as they are."""
     rng = np.random.default_rng(3)
     due_s = np.sort(rng.uniform(0, 300, 6000))
-    sample = Sample.clustered(due_s, rng.random(6000) < 0.03, 0.0)
+    sample = Sample.clustered(due_s, rng.random(6000) < 0.03, 0.0, 300.0)
     assert sample.clusters == 30
     assert sample.deff < 1.6
 
@@ -131,20 +133,73 @@ def test_bursts_have_a_design_effect() -> None:
     """Bad units that come together are worth far fewer independent ones."""
     due_s = np.linspace(0, 300, 6000, endpoint=False)
     bad = (due_s >= 100) & (due_s < 109)
-    sample = Sample.clustered(due_s, bad, 0.0)
+    sample = Sample.clustered(due_s, bad, 0.0, 300.0)
     assert sample.deff > 50
     assert sample.independent < 6000 / 50
     assert not sample.proves(sample.bad, 0.05, 0.95)
 
 
-def test_few_spans_have_no_design_effect() -> None:
-    """Nine spans of 10 s cannot tell how they differ: independence is assumed, and the count of spans says so."""
-    due_s = np.linspace(0, 90, 900, endpoint=False)
-    sample = Sample.clustered(due_s, due_s < 2, 0.0)
-    assert (sample.clusters, sample.deff, sample.independent) == (9, 1.0, 900)
+@pytest.mark.parametrize(("lasts_s", "spans", "each_s"), [(18.0, 10, 1.8), (90.0, 10, 9.0), (125.0, 13, 10.0)])
+def test_every_window_has_ten_spans(lasts_s: float, spans: int, each_s: float) -> None:
+    """A window is cut into spans of a tenth of it, or of 10 s where there are more, whatever its length."""
+    due_s = np.linspace(7, 7 + lasts_s, 900, endpoint=False).astype(np.float32)
+    sample = Sample.clustered(due_s, np.arange(900) == 450, 7.0, 7 + lasts_s)
+    assert (sample.clusters, statistics.span_s(7.0, 7 + lasts_s)) == (spans, pytest.approx(each_s))
 
 
-@pytest.mark.parametrize("freedom", [9, 11, 29, 100, 5000])
+def test_bad_stretches_of_a_short_window() -> None:
+    """24,800 gaps of 90 s prove nothing when all bad ones lie in two stretches; spread evenly, the same number does."""
+    due_s = np.linspace(0, 90, 24_800, endpoint=False)
+    stretches = ((due_s >= 20) & (due_s < 22)) | ((due_s >= 61) & (due_s < 63))
+    bursts = Sample.clustered(due_s, stretches, 0.0, 90.0)
+    even = Sample.clustered(due_s, np.arange(24_800) % (24_800 // bursts.bad) == 0, 0.0, 90.0)
+    assert statistics.proves(bursts.bad, bursts.n, 0.05, 0.95)
+    assert not bursts.proves(bursts.bad, 0.05, 0.95)
+    assert bursts.independent < 100
+    assert even.proves(even.bad, 0.05, 0.95)
+
+
+def test_units_of_one_moment_are_one() -> None:
+    """Units that all fall into one span, some of them bad, prove nothing; without a bad one they are as they are."""
+    due_s = np.full(500, 3.0)
+    sample = Sample.clustered(due_s, np.arange(500) < 2, 0.0, 90.0)
+    assert (sample.clusters, sample.independent) == (1, 1)
+    assert not sample.proves(2, 0.05, 0.95)
+    assert Sample.clustered(due_s, np.zeros(500, dtype=bool), 0.0, 90.0).independent == 500
+
+
+@pytest.mark.parametrize(("lasts_s", "rate_per_s", "burst_s"), [(18.0, 15, 1.0), (90.0, 16, 3.0), (60.0, 20, 2.0)])
+def test_bursts_pass_falsely_far_less_often(lasts_s: float, rate_per_s: int, burst_s: float) -> None:
+    """Of runs that are bad in bursts, 5 % of the time on average, few pass a P95; taken as independent, several do."""
+    rng, runs = np.random.default_rng(8), 200
+    naive = clustered = 0
+    for _ in range(runs):
+        due_s = np.sort(rng.uniform(0, lasts_s, rng.poisson(rate_per_s * lasts_s)))
+        bad = _in_bursts(rng, due_s, burst_s) & (rng.random(len(due_s)) < 0.5)
+        sample = Sample.clustered(due_s, bad, 0.0, lasts_s)
+        naive += statistics.proves(sample.bad, sample.n, 0.05, 0.95)
+        clustered += sample.proves(sample.bad, 0.05, 0.95)
+    print(f"{naive / runs:.0%} of runs pass as independent, {clustered / runs:.0%} by spans")
+    assert clustered < 0.65 * naive
+
+
+def _in_bursts(rng: np.random.Generator, due_s: np.ndarray, burst_s: float) -> np.ndarray:
+    """Mask of what is due in stretches that take a tenth of the time, `burst_s` long on average."""
+    lasting_s = rng.exponential([9 * burst_s, burst_s], size=(200, 2))
+    if rng.random() < 0.1:
+        lasting_s[0, 0] = 0.0  # the run begins inside a stretch
+    edges_s = np.cumsum(lasting_s.ravel())
+    assert edges_s[-1] > due_s[-1]
+    return np.asarray(np.searchsorted(edges_s, due_s, side="right") % 2 == 1)
+
+
+@pytest.mark.parametrize("share", [0.9999999, 0.99999999, 0.999, 0.95, 1.0])
+def test_a_share_is_the_decimal_that_was_written(share: float) -> None:
+    """A share of many nines is not rounded to the whole."""
+    assert statistics.exact(share) == Fraction(repr(share))
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 8, 9, 11, 29, 100, 5000])
 def test_students_quantile(freedom: int) -> None:
     """Student's quantile is scipy's to a thousandth."""
     assert statistics.student(freedom) == pytest.approx(stats.t.ppf(0.95, freedom), abs=1e-3)

@@ -66,6 +66,32 @@ def test_the_bound_needs_59_answers(begun):
     assert "bound 0.200 s" in panel.line(begun.advance(25.0, [records(*[(n, 0.2) for n in some[:59]])]))
 
 
+@pytest.fixture
+def extendable():
+    """A run whose plan holds 10 s more than its steady state."""
+    header = PlanHeader("s", 0, 300, (Window("steady", 0, 20), Window("extension", 20, 30)), 30.0)
+    return LiveState.begin(header, [GATE]).with_plan(REQUESTS)
+
+
+def test_a_run_that_may_be_extended_has_half_the_doubt(extendable):
+    """Such a run is looked at twice, so its bound has half the doubt: 59 answers are too few, 72 are enough."""
+    some = [(n, 0.2) for n in range(100) if n % 10 != 5]
+    assert extendable.promise.confidence == pytest.approx(0.975)
+    assert "bound ? s" in panel.line(extendable.advance(12.0, [records(*some[:71])]))
+    assert "bound 0.200 s" in panel.line(extendable.advance(12.0, [records(*some[:72])]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "bad"), [("extended", "steady, 0:08 left", 2), ("decided", "draining, 0:00 left", 1)]
+)
+def test_an_extension_counts_once_it_is_one(extendable, kind, told, bad):
+    """The extension is neither awaited nor counted until the run is extended, though its first answers are there."""
+    state = extendable.advance(21.5, [records((100, 2.0), (101, 0.2), (202, 2.0))])
+    assert panel.line(state).startswith("extension, 0:00 left") and "bad 1 of" in panel.line(state)
+    state = state.advance(22.0, entries=[Event(22.0, kind)])
+    assert panel.line(state).startswith(told) and f"bad {bad} of" in panel.line(state)
+
+
 def test_no_latency_gate():
     """A scenario without one is shown without a P95."""
     state = LiveState.begin(HEADER, []).with_plan(REQUESTS).advance(20.0, [records((110, 1.0))])
