@@ -10,10 +10,11 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
-from harness import timeline, watch
+from harness import sources, timeline, watch
 from harness.model import Event, Reading
 from harness.targets.base import Target
 
@@ -85,12 +86,29 @@ def matrix(*series, **more):
 
 def memory(gpu, *moments, free="200"):
     """The two memory fields of one GPU at these moments."""
-    return ("DCGM_FI_DEV_FB_FREE", gpu, [(t, free) for t in moments]), (watch.USED, gpu, [(t, "800") for t in moments])
+    return ("DCGM_FI_DEV_FB_FREE", gpu, [(t, free) for t in moments]), (
+        sources.USED,
+        gpu,
+        [(t, "800") for t in moments],
+    )
+
+
+def clocked(answer, ahead_s=0.0):
+    """A Prometheus that answers `time()` with its own clock, and everything else as `answer(path)` does."""
+
+    def by_path(path):
+        if "time%28%29" not in path:
+            return answer(path)
+        now_s = time.time() + ahead_s
+        told = {"resultType": "scalar", "result": [now_s, str(now_s)]}
+        return 200, json.dumps({"status": "success", "data": told})
+
+    return by_path
 
 
 def target_of(tmp_path, **keys):
     lines = {"kind": "url", "url": "http://127.0.0.1:9", "model": "tiny", "tokenizer": ".cache/tiny", "gpu": "none"}
-    (tmp_path / "target.yaml").write_text("".join(f"{key}: {value}\n" for key, value in {**lines, **keys}.items()))
+    (tmp_path / "target.yaml").write_text(json.dumps({**lines, **keys}))
     return Target(path=tmp_path / "target.yaml", **{**lines, "engines": [], **keys})
 
 
@@ -190,14 +208,14 @@ def test_engine_metrics(tmp_path, serve):
     assert watched.readings("vllm:num_preemptions_total")[0].value == 7.0
     assert watched.readings("vllm:num_preemptions_total")[0].labels == {"engine": url}
     assert math.isnan(watched.readings("vllm:kv_cache_usage_perc")[0].value)
-    assert {e.name for e in watched.log() if isinstance(e, Reading)} <= set(watch.ENGINE_METRICS)
+    assert {e.name for e in watched.log() if isinstance(e, Reading)} <= set(sources.ENGINE_METRICS)
 
 
 def test_ranks_are_told_apart(tmp_path, serve):
     """Two data-parallel engines behind one port are two series."""
     page = 'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_running{engine="1"} 2\n'
     url = serve(lambda _: (200, page))
-    seen = {r.labels["engine"]: r.value for r in watch.Engine(url).sample()}
+    seen = {r.labels["engine"]: r.value for r in sources.Engine(url).sample()}
     assert seen == {url: 1.0, f"{url}#1": 2.0}
 
 
@@ -215,7 +233,7 @@ def test_a_missed_scrape_is_an_event(tmp_path, serve):
 
 def test_a_frozen_engine_delays_nobody(tmp_path, serve, monkeypatch):
     """While the question to one engine hangs, the GPUs are still read."""
-    monkeypatch.setattr(watch, "TIMEOUT_S", LIMIT_S)
+    monkeypatch.setattr(sources, "TIMEOUT_S", LIMIT_S)
     asked, thawed = threading.Event(), threading.Event()
     engine = serve(lambda _: (200, str(asked.set() or thawed.wait(2 * LIMIT_S))))
     exporter = serve(lambda _: (200, EXPORTER))
@@ -239,8 +257,8 @@ def test_prometheus_samples_keep_their_own_times(tmp_path, serve):
         moments.append(moments[-1] + 2)
         return matrix(*memory("GPU-0", *moments[-8:]))
 
-    url = serve(answer)
-    target_of(tmp_path, gpu="dcgm", prometheus=url, gpu_metrics="http://127.0.0.1:9/metrics")
+    url = serve(clocked(answer))
+    target_of(tmp_path, gpu="simulated", prometheus=url, gpu_metrics="http://127.0.0.1:9/metrics")
     with Watched(tmp_path) as watched:
         wait_for(lambda: len(watched.readings("gpu.free_bytes")) >= 5)
     announced = watched.events("watching")[0].detail
@@ -248,17 +266,62 @@ def test_prometheus_samples_keep_their_own_times(tmp_path, serve):
     times = [r.at_s + watched.origin["origin_wall_s"] for r in watched.readings("gpu.free_bytes")]
     assert times == pytest.approx(moments[: len(times)], abs=1e-3)
     assert all(re.search(r"/api/v1/query\?query=.*%5B\d+s%5D$", path) for path in asked), "a range, asked for now"
+    assert int(re.search(r"%5B(\d+)s%5D$", asked[0])[1]) > 120, "holds two samples that are a minute apart"
+
+
+@pytest.mark.parametrize(("ahead_s", "way"), [(5.0, "ahead of"), (-5.0, "behind")])
+def test_a_clock_that_differs_is_refused(tmp_path, serve, ahead_s, way):
+    """A Prometheus whose clock is off by more than its samples lie apart is not read, and both places say why."""
+    now_s = time.time()
+    url = serve(clocked(lambda _: matrix(*memory("GPU-0", now_s - 2, now_s)), ahead_s))
+    target_of(tmp_path, gpu="simulated", prometheus=url)
+    with Watched(tmp_path) as watched:
+        pass
+    (announced,) = watched.events("watching")
+    assert announced.detail["series"] == 0
+    assert re.search(rf"\d\.\d s {way} this machine's, more than the 2 s", announced.detail["why"])
+    assert announced.detail["why"] in watched.events("note")[0].detail["why"]
+
+
+def test_the_gpus_of_others_are_left_out(tmp_path, serve):
+    """Only the GPUs that the target names count, on an exporter's page as in a Prometheus's selector."""
+    url = serve(lambda _: (200, EXPORTER))
+    target_of(tmp_path, gpu="dcgm", gpu_metrics=f"{url}/metrics", gpus={"UUID": ["GPU-1", "GPU-7"]})
+    with Watched(tmp_path) as watched:
+        wait_for(lambda: len(watched.readings("gpu.free_bytes")) >= 2)
+    assert watched.events("watching")[0].detail["gpus"] == ["GPU-1"]
+    assert {reading.labels["gpu"] for reading in watched.readings("gpu.free_bytes")} == {"GPU-1"}
+    assert sources._selector({"Hostname": ["node-1.x", 'no"de']}) == (
+        '{__name__=~"DCGM_FI_DEV_FB_FREE|DCGM_FI_DEV_FB_USED|DCGM_FI_DEV_FB_RESERVED|DCGM_FI_DEV_GPU_UTIL",'
+        r'Hostname=~"node\\-1\\.x|no\"de"}'
+    )
+
+
+def test_nvml_devices_are_told_apart_by_index_or_uuid(monkeypatch):
+    """Of the devices of a machine those that the target names are read; none of them is an error."""
+    nvml = SimpleNamespace(
+        NVMLError=OSError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda n: n,
+        nvmlDeviceGetUUID=lambda n: f"GPU-{'ab'[n]}",
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert sources.Nvml({}).gpus == ["GPU-a", "GPU-b"]
+    assert sources.Nvml({"gpu": ["1"]}).gpus == ["GPU-b"]
+    with pytest.raises(sources.Unwatchable, match="no device that serves"):
+        sources.Nvml({"UUID": ["GPU-c"]})
 
 
 def ask(url):
     """One question to a stub that answers as Prometheus."""
-    return watch.Prometheus(url).ask()
+    return sources.Prometheus(url, {}).ask()
 
 
 def test_nan_stays_nan(serve):
     """The string NaN of a sample is the number nan, never zero and never dropped."""
     url = serve(lambda _: matrix(*memory("GPU-0", 10, 11, free="NaN")))
-    source = watch.Dcgm(url, "wall", watch.Prometheus(url).ask, ask(url))
+    source = sources.Dcgm(url, "wall", sources.Prometheus(url, {}).ask, ask(url))
     free = [r.value for r in source.sample() if r.name == "gpu.free_bytes"]
     assert len(free) == 2 and all(map(math.isnan, free))
 
@@ -267,8 +330,8 @@ def test_empty_answer_is_no_samples(serve):
     """An empty result is no samples, and a Prometheus that has none is not used."""
     url = serve(lambda _: matrix())
     assert ask(url) == []
-    with pytest.raises(watch.Unwatchable):
-        watch.Dcgm(url, "wall", watch.Prometheus(url).ask, ask(url))
+    with pytest.raises(sources.Unwatchable):
+        sources.Dcgm(url, "wall", sources.Prometheus(url, {}).ask, ask(url))
 
 
 def test_warnings_drop_the_answer(tmp_path, serve):
@@ -280,7 +343,7 @@ def test_warnings_drop_the_answer(tmp_path, serve):
         late = {"warnings": ["one shard is down"]} if len(calls) > 1 else {}
         return matrix(*memory("GPU-0", now_s - 1, now_s, *([now_s + 1] if late else [])), **late)
 
-    target_of(tmp_path, gpu="dcgm", prometheus=serve(answer))
+    target_of(tmp_path, gpu="simulated", prometheus=serve(clocked(answer)))
     with Watched(tmp_path) as watched:
         wait_for(lambda: watched.events("note"))
     assert watched.events("note")[0].detail["why"] == "one shard is down"
@@ -314,10 +377,10 @@ def test_answers_that_are_no_samples(serve, answer):
 
 def test_a_total_is_never_of_other_parts():
     """A moment that lacks a field which was there at the start gives no memory reading: a gap, not another ratio."""
-    fields = (watch.FREE, watch.USED, watch.RESERVED)
+    fields = (sources.FREE, sources.USED, sources.RESERVED)
     first = [Reading(1.0, name, 10.0, {"UUID": "GPU-0"}) for name in fields]
     lacking = [Reading(2.0, name, 10.0, {"UUID": "GPU-0"}) for name in fields[:2]]
-    source = watch.Dcgm("x", "wall", lambda: first + lacking, first)
+    source = sources.Dcgm("x", "wall", lambda: first + lacking, first)
     assert [(r.at_s, r.name, r.value / MIB) for r in source.sample()] == [
         (1.0, "gpu.free_bytes", 10.0),
         (1.0, "gpu.total_bytes", 30.0),
@@ -326,8 +389,8 @@ def test_a_total_is_never_of_other_parts():
 
 def test_devices_are_told_apart():
     """MIG slices are devices of their own; pod labels that come and go are not part of a name."""
-    assert watch._gpu_of({"UUID": "GPU-a", "GPU_I_ID": "3", "pod": "x"}) == "GPU-a/3"
-    assert watch._gpu_of({"gpu": "1", "pod": "y"}) == "GPU-1"
+    assert sources.gpu_of({"UUID": "GPU-a", "GPU_I_ID": "3", "pod": "x"}) == "GPU-a/3"
+    assert sources.gpu_of({"gpu": "1", "pod": "y"}) == "GPU-1"
 
 
 def start(run_dir, code="import harness.watch as w; w.main()", **environment):
