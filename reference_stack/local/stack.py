@@ -64,7 +64,7 @@ class Stack:
             if self._is_up():
                 if self._recorded().get("target") == _plain(target):
                     return False
-                raise UsageError(f"{target.path}: another target is up in {self._state}: take it down first.")
+                raise UsageError(f"{target.where('kind')}: another target is up in {self._state}: take it down first.")
             processes.end(processes.of_stack(self._state))
             started = programs(target, self._state, shutil.which("prometheus"))
             _check(target, started, self._state)
@@ -143,7 +143,9 @@ class Stack:
         text = supervisor.config(started, self._state, self._directory)
         (self._state / "supervisord.conf").write_text(text)
         listed = [{"name": program.name, "url": program.url} for program in started]
-        self._record.write_text(json.dumps({"target": _plain(target), "programs": listed}, indent=2))
+        draft = self._record.with_suffix(".draft")
+        draft.write_text(json.dumps({"target": _plain(target), "programs": listed}, indent=2))
+        draft.replace(self._record)  # `status` reads it at any moment: whole, or not at all
 
     def _start(self) -> None:
         """Supervisord as a daemon, in a session of its own; its mark goes down to every process it starts."""
@@ -189,7 +191,7 @@ class Stack:
 def _plain(target: Target) -> dict[str, Any]:
     """A target as JSON gives it back; where its file lies makes no difference."""
     fields = dataclasses.asdict(target)
-    del fields["path"]
+    del fields["path"], fields["lines"]
     plain: dict[str, Any] = json.loads(json.dumps(fields, default=str))
     return plain
 
@@ -198,11 +200,11 @@ def _check(target: Target, started: list[Program], state: Path) -> None:
     """Everything that can be known to fail before anything is started."""
     if not (target.tokenizer / "tokenizer.json").exists():
         raise UsageError(
-            f"{target.path}: {target.tokenizer} holds no tokenizer.json: "
+            f"{target.where('tokenizer')}: {target.tokenizer} holds no tokenizer.json: "
             "python -m reference_stack.engine.tiny --out .cache/tiny --text harness/traffic/words.txt makes one."
         )
     if target.engine == "vllm" and not VLLM_PYTHON.exists():
-        raise UsageError(f"{target.path}: {VLLM_PYTHON} is missing: run make vllm.")
+        raise UsageError(f"{target.where('engine')}: {VLLM_PYTHON} is missing: run make vllm.")
     if len(str(state / "supervisor.sock")) > supervisor.SOCKET_PATH_LIMIT_BYTES:
         raise UsageError(f"{state} is too long a path for a Unix socket: work in a directory nearer to the root.")
     for program in started:
@@ -211,6 +213,7 @@ def _check(target: Target, started: list[Program], state: Path) -> None:
 
 
 def _check_port(target: Target, program: str, port: int) -> None:
+    key = "engines" if program.startswith("engine-") else "prometheus" if program == "prometheus" else "url"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -218,7 +221,7 @@ def _check_port(target: Target, program: str, port: int) -> None:
         except OSError:
             pid = processes.listening_on(port)
             owner = f" by pid {pid}" if pid else ""
-            raise UsageError(f"{target.path}: port {port}, for {program}, is in use{owner}.") from None
+            raise UsageError(f"{target.where(key)}: port {port}, for {program}, is in use{owner}.") from None
 
 
 def _answers(url: str) -> bool:

@@ -4,7 +4,7 @@ The same file tells the harness where to send its traffic; the two read it each 
 does not know: a key with a typing error is an error, not a default.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A local stack: what serves, under which addresses, with which model."""
+    """A local stack: what serves, under which addresses, with which model; `lines` are where its keys stand."""
 
     path: Path
+    lines: Mapping[str, int]
     engine: str
     url: str
     engines: tuple[str, ...]
@@ -45,6 +46,10 @@ class Target:
     def port(self) -> int:
         """The gateway's port; guard, Envoy's admin, exporter and Prometheus stand at fixed distances from it."""
         return port_of(self.url)
+
+    def where(self, key: str) -> str:
+        """`file:line` of a key; of the file's head when it is not there."""
+        return f"{self.path}:{self.lines.get(key, 1)}"
 
 
 def port_of(url: str) -> int:
@@ -87,6 +92,7 @@ class _Reader:
             raise self._wrong("kind", "this stack runs on this machine: kind must be local")
         target = Target(
             path=self._path,
+            lines=self._line,
             engine=self._word("engine", ("sim", "vllm")),
             url=self._take("url", _is_local_url, f"must be http://{HOST}:PORT"),
             engines=tuple(
@@ -101,6 +107,7 @@ class _Reader:
             load_factor=float(self._take("load_factor", _is_positive, "must be a number above 0", 1.0)),
             prompt_limit=self._take("prompt_limit", _is_count, "must be a whole number of tokens above 0"),
         )
+        self._take("gpus", _is_mapping, "must be labels with values", None)  # the harness's: which GPUs it watches
         if self._value:
             name = next(iter(self._value))
             raise self._wrong(name, f"unknown key {name}")
@@ -127,6 +134,10 @@ class _Reader:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def _is_count(value: Any) -> bool:

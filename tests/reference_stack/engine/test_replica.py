@@ -61,20 +61,21 @@ def test_tokens_keep_the_schedule(served: Replica) -> None:
 def test_standstill_is_not_made_up_for(served: Replica) -> None:
     """After a standstill the engine goes on where it was: the time is lost, and no burst of tokens follows."""
 
-    async def scenario() -> tuple[list[float], float]:
+    async def scenario() -> list[float]:
         loop = asyncio.create_task(served.run())
-        asking = asyncio.create_task(receive(served, 100))
-        await asyncio.sleep(10 * STEP_S)
-        time.sleep(2 * replica.STANDSTILL_S)
-        resumed_s = time.monotonic()
-        times = await asking
+        with served.admitted(10, answer_of(100), 100) as ready:
+            for _ in range(10):
+                await ready.acquire()
+            time.sleep(2 * replica.STANDSTILL_S)  # the standstill itself: nothing in this process runs
+            times = []
+            for _ in range(90):
+                await ready.acquire()
+                times.append(time.monotonic())
         loop.cancel()
-        return times, resumed_s
+        return times
 
-    times, resumed_s = asyncio.run(scenario())
-    after = [moment for moment in times if moment > resumed_s]
-    assert len(after) > 50
-    assert after[-1] - after[0] > (len(after) - 2) * STEP_S - replica.STANDSTILL_S
+    times = asyncio.run(scenario())
+    assert times[-1] - times[0] > 88 * STEP_S - replica.STANDSTILL_S
 
 
 def test_leaving_aborts(served: Replica) -> None:
@@ -115,16 +116,26 @@ def test_second_replica_does_not_fit(served: Replica, device: Device) -> None:
 def test_utilisation_is_reported(served: Replica, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode shows as a busy device with its memory interface more active than its tensor cores."""
     monkeypatch.setattr(replica, "REPORT_PERIOD_S", 0.1)
+    report = Device.report
 
     async def scenario() -> None:
+        reported = asyncio.Event()
+
+        def told(self: Device, *shares: float) -> None:
+            report(self, *shares)
+            if any(shares):
+                reported.set()
+
+        monkeypatch.setattr(Device, "report", told)
         async with asyncio.timeout(10):
             tasks = [asyncio.create_task(served.run()), asyncio.create_task(served.report())]
             asking = asyncio.create_task(receive(served, 100))
-            while not (seen := device.read().utilisation) or not seen.busy:
-                await asyncio.sleep(0.02)
+            await reported.wait()
+            seen = device.read().utilisation
             await asking
             for task in tasks:
                 task.cancel()
+            assert seen
             assert 0 < seen.tensor_active < seen.dram_active <= seen.busy <= 1
 
     asyncio.run(scenario())

@@ -40,6 +40,8 @@ def test_defaults_and_derived(tmp_path: Path) -> None:
     assert (found.prometheus, found.gpu_metrics, found.load_factor) == (None, None, 1.0)
     assert (found.port, found.max_model_len) == (8080, 18432)
     assert found.engines == ("http://127.0.0.1:8081", "http://127.0.0.1:8082")
+    assert (found.where("engines"), found.where("profit")) == (f"{found.path}:4", f"{found.path}:1")
+    assert read(tmp_path, GOOD + "gpus: {UUID: [GPU-0]}\n").engines == found.engines, "which GPUs is the harness's"
 
 
 @pytest.mark.parametrize(
