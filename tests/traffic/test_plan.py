@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from harness import timeline
 from harness.model import Request, UsageError
+from harness.traffic import corpus as corpora
 from harness.traffic import plan
 from harness.traffic.plan import Traffic
 from harness.traffic.prompts import Bad
@@ -43,6 +44,12 @@ class Target:
     load_factor: float = 1.0
 
 
+@pytest.fixture(autouse=True)
+def small_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan does not care how long its corpus is, as long as no two of its prompts begin alike."""
+    monkeypatch.setattr(corpora, "DRAWN_WORDS", 10_000)
+
+
 @pytest.fixture
 def target(tokenizer_dir: Path) -> Target:
     return Target(tokenizer_dir)
@@ -59,20 +66,20 @@ def requests_of(traffic: Traffic, target: Target, seed: int = 1) -> list[Request
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, target: Target) -> None:
     """Plan and corpus are written twice to the same hash; another seed gives another; the file reads back."""
-    hashes = []
+    hashes, short = [], traffic(**{"for": "3s"})
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         run_dir = tmp_path / name
         run_dir.mkdir()
-        header, sha256 = plan.write(run_dir, Path("test"), traffic(), target, seed)
+        header, sha256 = plan.write(run_dir, Path("test"), short, target, seed)
         assert sha256 == hashlib.sha256((run_dir / "plan.jsonl").read_bytes()).hexdigest()
         assert header.corpus_sha256 == hashlib.sha256((run_dir / "corpus.bin").read_bytes()).hexdigest()
         hashes.append(sha256)
     assert hashes[0] == hashes[1] != hashes[2]
     header, lines = timeline.read_plan(tmp_path / "a" / "plan.jsonl")
-    read, made = list(lines), requests_of(traffic(), target)
+    read, made = list(lines), requests_of(short, target)
     assert header.requests == len(read) == len(made)
     assert read[17] == replace(made[17], due_s=round(made[17].due_s, 9))
-    assert plan.write_alone(tmp_path / "alone", Path("test"), traffic(), target, 1) == hashes[0]
+    assert plan.write_alone(tmp_path / "alone", Path("test"), short, target, 1) == hashes[0]
 
 
 def test_requests_are_numbered_in_the_order_they_are_due(target: Target) -> None:
@@ -114,10 +121,11 @@ def test_bad_requests_are_dealt_evenly_and_know_their_answer(target: Target) -> 
 
 def test_one_concern_does_not_move_another(target: Target) -> None:
     """Without its bad requests the plan has the same arrivals, and its good requests are the same as before."""
-    with_bad, without = requests_of(traffic(), target), requests_of(traffic(bad=None), target)
+    short = {"for": "5s"}
+    with_bad, without = requests_of(traffic(**short), target), requests_of(traffic(bad=None, **short), target)
     assert [one.due_s for one in with_bad] == [one.due_s for one in without]
     assert all(one == other for one, other in zip(with_bad, without, strict=True) if one.good)
-    other_flaw = traffic(bad={"share": "10%", "kinds": {"bad_json": 400}})
+    other_flaw = traffic(bad={"share": "10%", "kinds": {"bad_json": 400}}, **short)
     assert [one.class_name for one in requests_of(other_flaw, target)] == [one.class_name for one in with_bad]
 
 
