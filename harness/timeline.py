@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from harness import provenance
 from harness.model import NEVER, Event, Observation, Outcome, Reading, Request, Tag, Window
 
 MAGIC = b"harness observations 1\n"
@@ -197,18 +198,22 @@ def plan_lines(header: PlanHeader, requests: Iterable[Request]) -> Iterator[byte
 
 
 def read_header(line: bytes) -> PlanHeader:
-    value = orjson.loads(line)
-    if value.get("plan") != 1:
-        raise ValueError(f"not a plan of this version: {line[:60]!r}")
-    return PlanHeader(
-        scenario=value["scenario"],
-        seed=value["seed"],
-        requests=value["requests"],
-        windows=tuple(Window(*w) for w in value["windows"]),
-        time_limit_s=value["time_limit_s"],
-        corpus_sha256=value["corpus_sha256"],
-        facts=value["facts"],
-    )
+    """The plan's header. Raises ValueError when the line is none of this version."""
+    try:
+        value = orjson.loads(line)
+        if value["plan"] != 1:
+            raise ValueError("it is of another version")
+        return PlanHeader(
+            scenario=value["scenario"],
+            seed=value["seed"],
+            requests=int(value["requests"]),
+            windows=tuple(Window(str(name), float(start_s), float(end_s)) for name, start_s, end_s in value["windows"]),
+            time_limit_s=value["time_limit_s"],
+            corpus_sha256=value["corpus_sha256"],
+            facts=value["facts"],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"not a plan: {line[:60]!r} ({error})") from error
 
 
 def read_request(line: bytes) -> Request:
@@ -302,12 +307,12 @@ class Timeline:
 
 
 def read_run_json(run_dir: Path) -> dict[str, Any]:
-    """Provenance of a run; {} when the run died before it was written."""
+    """Provenance of a run; {} when the run died before it was written, or it is damaged."""
     try:
-        value: dict[str, Any] = orjson.loads((run_dir / "run.json").read_bytes())
-        return value
+        value = orjson.loads((run_dir / "run.json").read_bytes())
     except (FileNotFoundError, orjson.JSONDecodeError):
         return {}
+    return value if isinstance(value, dict) else {}
 
 
 def log_files(run_dir: Path) -> list[Path]:
@@ -318,13 +323,21 @@ def log_files(run_dir: Path) -> list[Path]:
 
 
 def read(run_dir: Path) -> Timeline:
-    """Read a run directory, finished or broken. Raises FileNotFoundError when it holds no plan."""
+    """Read a run directory, finished or broken.
+
+    Raises FileNotFoundError when it holds no plan, ValueError when the plan's first line is none.
+    """
     damage: list[str] = []
+    run = read_run_json(run_dir)
+    if not run and (run_dir / "run.json").exists():
+        damage.append("run.json: not readable")
+    if run.get("plan_sha256") not in (None, provenance.sha256(run_dir / "plan.jsonl")):
+        damage.append("plan.jsonl: not the plan that was made for this run (sha256)")
     columns = _read_plan_columns(run_dir / "plan.jsonl", damage)
     observations, seen, gaps_s, gap_start = _read_observations(run_dir, columns["due_s"], damage)
     events, readings = _read_lines(run_dir, damage)
     timeline = Timeline(
-        run=read_run_json(run_dir),
+        run=run,
         observations=observations,
         seen=seen,
         gaps_s=gaps_s,
@@ -363,44 +376,53 @@ class _Names:
         return self.numbers.setdefault(value, len(self.numbers))
 
 
+_PLANNED = struct.Struct("<HHHdI??")
+_PLANNED_ROW = np.dtype(
+    [
+        ("class_code", "<u2"),
+        ("flaw_code", "<u2"),
+        ("expect_code", "<u2"),
+        ("due_s", "<f8"),
+        ("prompt_tokens", "<u4"),
+        ("streamed", "?"),
+        ("gives_up", "?"),
+    ]
+)
+
+
 def _read_plan_columns(path: Path, damage: list[str]) -> dict[str, Any]:
-    classes, flaws, expects = _Names(), _Names(), _Names()
-    class_code, flaw_code, expect_code = array("H"), array("H"), array("H")
-    due_s, prompt_tokens, streamed, gives_up = array("d"), array("I"), array("B"), array("B")
+    classes, flaws, expects, rows = _Names(), _Names(), _Names(), bytearray()
     with open(path, "rb") as file:
         header = read_header(file.readline())
         for number, line in enumerate(file):
             try:
                 value = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                damage.append(f"{path.name}:{number + 2}: not a whole line")
+                index = value["i"]
+                rows += _PLANNED.pack(
+                    classes.number(str(value["class"])),
+                    flaws.number(str(value.get("flaw", ""))),
+                    expects.number(tuple(map(str, value.get("expect", ("2xx",))))),
+                    value["due_s"],
+                    value.get("prompt_tokens", 0),
+                    value.get("stream", False),
+                    value.get("give_up_s") is not None,
+                )
+            except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, struct.error):
+                damage.append(f"{path.name}:{number + 2}: not a request")
                 break
-            if value["i"] != number:
-                damage.append(f"{path.name}:{number + 2}: request {value['i']} stands where {number} belongs")
-            class_code.append(classes.number(value["class"]))
-            flaw_code.append(flaws.number(value.get("flaw", "")))
-            expect_code.append(expects.number(tuple(value.get("expect", ("2xx",)))))
-            due_s.append(value["due_s"])
-            prompt_tokens.append(value.get("prompt_tokens", 0))
-            streamed.append(value.get("stream", False))
-            gives_up.append(value.get("give_up_s") is not None)
-    if len(due_s) != header.requests:
-        damage.append(f"{path.name}: {len(due_s)} of {header.requests} requests are there")
+            if index != number:
+                damage.append(f"{path.name}:{number + 2}: request {index} stands where {number} belongs")
+    planned = np.frombuffer(rows, dtype=_PLANNED_ROW)
+    if len(planned) != header.requests:
+        damage.append(f"{path.name}: {len(planned)} of {header.requests} requests are there")
     good_of = np.array(["2xx" in expect for expect in expects.numbers] or [True])
-    codes = np.array(expect_code, dtype=np.uint16)
     return {
         "header": header,
         "classes": tuple(classes.numbers),
-        "class_code": np.array(class_code, dtype=np.uint16),
         "flaws": tuple(flaws.numbers),
-        "flaw_code": np.array(flaw_code, dtype=np.uint16),
         "expects": tuple(expects.numbers),
-        "expect_code": codes,
-        "good": good_of[codes],
-        "streamed": np.array(streamed, dtype=bool),
-        "gives_up": np.array(gives_up, dtype=bool),
-        "prompt_tokens": np.array(prompt_tokens, dtype=np.uint32),
-        "due_s": np.array(due_s, dtype=np.float64),
+        "good": good_of[planned["expect_code"]],
+        **{name: planned[name].copy() for name in _PLANNED_ROW.names or ()},
     }
 
 
@@ -491,16 +513,21 @@ def read_log(path: Path, damage: list[str]) -> Iterator[Event | Reading]:
         for number, line in enumerate(file, start=1):
             try:
                 yield _entry(line)
-            except (orjson.JSONDecodeError, KeyError, TypeError):
+            except _NO_ENTRY:
                 damage.append(f"{path.name}:{number}: not an entry")
 
 
+_NO_ENTRY = (ValueError, KeyError, TypeError, AttributeError)
+
+
 def _entry(line: bytes) -> Event | Reading:
+    """One line of a log. Raises ValueError, KeyError, TypeError or AttributeError when it is damaged."""
     value = orjson.loads(line)
+    at_s = float(value["at_s"])
     if "event" in value:
-        return Event(value["at_s"], value["event"], value["name"], value["detail"])
+        return Event(at_s, str(value["event"]), str(value["name"]), dict(value["detail"].items()))
     measured = NEVER if value["value"] is None else float(value["value"])
-    return Reading(value["at_s"], value["reading"], measured, value["labels"])
+    return Reading(at_s, str(value["reading"]), measured, {key: str(label) for key, label in value["labels"].items()})
 
 
 class Lines:
@@ -516,7 +543,7 @@ class Lines:
                 if not line.endswith(b"\n"):
                     return
                 self._at += len(line)
-                with contextlib.suppress(orjson.JSONDecodeError, KeyError, TypeError):
+                with contextlib.suppress(*_NO_ENTRY):
                     yield _entry(line)
 
 

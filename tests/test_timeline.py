@@ -192,7 +192,50 @@ def test_a_short_plan(tmp_path: Path) -> None:
     assert timeline.read(tmp_path).damage == ["plan.jsonl: 3 of 5 requests are there"]
     path = tmp_path / "plan.jsonl"
     path.write_bytes(path.read_bytes()[:-4])
-    assert "plan.jsonl:4: not a whole line" in timeline.read(tmp_path).damage
+    assert "plan.jsonl:4: not a request" in timeline.read(tmp_path).damage
+
+
+@pytest.mark.parametrize(
+    ("line", "whole", "broken"),
+    [
+        (0, '"plan"', '"plbn"'),
+        (0, '"windows"', '"windowc"'),
+        (0, '["steady",0.0,3.0]', '["steady",0.0]'),
+        (1, '"i"', '"j"'),
+        (1, '"class"', '"clasr"'),
+        (1, '"due_s":0.0', '"due_s":"0"'),
+        (2, '"i":1', '"i":7'),
+        (2, '{"i"', '["i"'),
+    ],
+)
+def test_a_damaged_plan(tmp_path: Path, line: int, whole: str, broken: str) -> None:
+    """Whatever is damaged in a plan, reading it says so: a header by ValueError, a request as damage of its line."""
+    write_plan(tmp_path, 3)
+    path = tmp_path / "plan.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    assert whole in lines[line]
+    lines[line] = lines[line].replace(whole, broken)
+    path.write_text("".join(lines))
+    if line == 0:
+        with pytest.raises(ValueError, match="not a plan"):
+            timeline.read(tmp_path)
+    else:
+        assert any(told.startswith(f"plan.jsonl:{line + 1}: ") for told in timeline.read(tmp_path).damage)
+
+
+def test_another_plan_is_damage(tmp_path: Path) -> None:
+    """A plan that is whole, but not the one that the run was made with, is damage."""
+    write_plan(tmp_path, 3)
+    (tmp_path / "run.json").write_text(f'{{"plan_sha256": "{64 * "0"}"}}')
+    assert timeline.read(tmp_path).damage == ["plan.jsonl: not the plan that was made for this run (sha256)"]
+
+
+def test_a_damaged_run_json_is_damage(tmp_path: Path) -> None:
+    """A run.json that cannot be read is named; what else is there is still read."""
+    write_plan(tmp_path, 3)
+    (tmp_path / "run.json").write_text('{"run": "sto')
+    read = timeline.read(tmp_path)
+    assert (read.damage, dict(read.run), len(read.due_s)) == (["run.json: not readable"], {}, 3)
 
 
 def test_gaps_join_their_requests(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ idle, on time and finished; a watcher that saw every GPU each second.
     files: 1                    # that the observations are spread over
 """
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,8 +107,10 @@ def lay_out(run_dir: Path, story: dict[str, Any]) -> None:
         windows=(Window("steady", start_s, end_s),),
         time_limit_s=30.0,
     )
-    (run_dir / "run.json").write_bytes(orjson.dumps({"run": run_dir.name}))
-    (run_dir / "plan.jsonl").write_bytes(b"".join(timeline.plan_lines(header, [one.request for one in sent])))
+    plan = b"".join(timeline.plan_lines(header, [one.request for one in sent]))
+    (run_dir / "plan.jsonl").write_bytes(plan)
+    facts = {"run": run_dir.name, "plan_sha256": hashlib.sha256(plan).hexdigest()}
+    (run_dir / "run.json").write_bytes(orjson.dumps(facts))
     _observations(run_dir, sent, story.get("files", 1))
     closed_s = max([end_s, *(o.ended_s for s in sent if (o := s.observation) and not math.isnan(o.ended_s))])
     closed_s = story.get("closed", closed_s)
