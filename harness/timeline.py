@@ -306,13 +306,16 @@ class Timeline:
         }
 
 
-def read_run_json(run_dir: Path) -> dict[str, Any]:
-    """Provenance of a run; {} when the run died before it was written, or it is damaged."""
+def read_run_json(run_dir: Path, damage: list[str] | None = None) -> dict[str, Any]:
+    """Provenance of a run; {} when the run died before it was written. With `damage`, says that it is not readable."""
     try:
-        value = orjson.loads((run_dir / "run.json").read_bytes())
-    except (FileNotFoundError, orjson.JSONDecodeError):
+        return dict(orjson.loads((run_dir / "run.json").read_bytes()).items())
+    except FileNotFoundError:
         return {}
-    return value if isinstance(value, dict) else {}
+    except (orjson.JSONDecodeError, AttributeError):
+        if damage is not None:
+            damage.append("run.json: not readable")
+        return {}
 
 
 def log_files(run_dir: Path) -> list[Path]:
@@ -328,9 +331,7 @@ def read(run_dir: Path) -> Timeline:
     Raises FileNotFoundError when it holds no plan, ValueError when the plan's first line is none.
     """
     damage: list[str] = []
-    run = read_run_json(run_dir)
-    if not run and (run_dir / "run.json").exists():
-        damage.append("run.json: not readable")
+    run = read_run_json(run_dir, damage)
     if run.get("plan_sha256") not in (None, provenance.sha256(run_dir / "plan.jsonl")):
         damage.append("plan.jsonl: not the plan that was made for this run (sha256)")
     columns = _read_plan_columns(run_dir / "plan.jsonl", damage)
