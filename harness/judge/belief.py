@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from harness.judge import measures, statistics
-from harness.judge.counts import percent, seconds
+from harness.judge.counts import lasting, percent, seconds
 from harness.model import Finding, Judgement, Outcome, Window
 from harness.timeline import Timeline
 
@@ -44,8 +44,8 @@ def believe(timeline: Timeline, windows: Sequence[Window], tightest_s: float | N
         receive_lag = _finding("receive_lag", True, "no request was answered: nothing was left unread", "", {"n": 0})
     near = max(float(lag.figures.get("measured_s", 0.0)) for lag in (send_lag, receive_lag)) > NEAR * lag_limit_s
     return (
-        _records(timeline),
         _finished(timeline),
+        _records(timeline),
         _never_sent(timeline, due),
         send_lag,
         receive_lag,
@@ -93,21 +93,29 @@ def _records(timeline: Timeline) -> Finding:
 def _finished(timeline: Timeline) -> Finding:
     """The plan was played to its end by processes that all ended well."""
     events = timeline.events
-    failed = {event.name: event.detail.get("code") for event in events if event.kind == "exited"}
-    failed = {name: code for name, code in failed.items() if code != 0}
+    failed = {event.name: event.detail for event in events if event.kind == "exited" and event.detail.get("code") != 0}
+    hung = [event for event in events if event.kind in ("never_ready", "overdue")]
     stops = [event for event in events if event.kind == "stopped" and event.name != "watch"]
     why = "the plan was played to its end"
     if interrupted(timeline):
         why = "the run was interrupted"
+    elif hung:
+        fault = "was not ready" if hung[0].kind == "never_ready" else "was not done"
+        why = f"{hung[0].name} {fault} after {lasting(hung[0].detail['limit_s'])}"
     elif failed:
-        why = "; ".join(f"{name} ended with code {code}" for name, code in sorted(failed.items()))
+        why = "; ".join(
+            f"{name} ended with code {detail.get('code')}" + (f": {detail['said']}" if "said" in detail else "")
+            for name, detail in sorted(failed.items())
+        )
     elif not stops:
         why = "the player never said that it was done"
     elif any(event.detail.get("why") != "finished" for event in stops) and not _decided(timeline):
         why = "the player was stopped before its plan was done"
     else:
         return _finding("finished", True, why, "by itself", {})
-    return _finding("finished", False, why, "by itself", {"exited": failed})
+    return _finding(
+        "finished", False, why, "by itself", {"exited": {name: detail.get("code") for name, detail in failed.items()}}
+    )
 
 
 def _decided(timeline: Timeline) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator
 
 from harness.judge import measures, statistics
 from harness.judge.measures import Of, Population
@@ -20,11 +20,17 @@ from harness.timeline import Timeline
 from harness.units import Duration, Share, spec
 
 
+def _some(classes: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    if not classes:
+        raise ValueError("it names no class; leave it out for all of them")
+    return classes
+
+
 @spec
 class Scope:
     """Which requests a gate looks at: those due in `window`, of one class, of several, or of all that are good."""
 
-    class_: str | Annotated[tuple[str, ...], Field(min_length=1)] = ()
+    class_: Annotated[str | tuple[str, ...], AfterValidator(_some)] = ()
     window: str = "steady"
 
     @property

@@ -44,6 +44,7 @@ def test_a_quantile_may_be_written() -> None:
         ("p95_latency", {"below": "1.2s", "quantile": "97%"}, "quantile"),
         ("p95_latency", {"below": "1.2s", "of": "e2e_s"}, "ttft"),
         ("success", {"at_least": 0.995}, "is not a share"),
+        ("success", {"at_least": "99%", "class": []}, "names no class"),
         ("goodput", {"at_least": "95%"}, "goodput needs a limit"),
         ("throughput", {}, "throughput needs one limit"),
         ("throughput", {"at_least": "1/s", "tokens": "1/s"}, "throughput needs one limit"),
