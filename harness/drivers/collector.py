@@ -14,8 +14,8 @@ import gevent
 from harness.drivers.connection import Exchange
 from harness.drivers.health import Health
 from harness.drivers.stream import observe
+from harness.log import Log, ObservationLog
 from harness.model import Event, Observation, Outcome, Reading, Request
-from harness.timeline import Log, ObservationLog
 
 SLICE_S = 0.001
 BACKLOG = 10_000  # answers that wait to be read: some 150 MB of streams
@@ -26,12 +26,14 @@ _AS_PLANNED = (Outcome.OK, Outcome.REJECTED_AS_EXPECTED, Outcome.CANCELLED_BY_US
 
 
 class Collector:
-    """Writes worker `worker`'s logs in the run directory. `seen` is told of every observation.
+    """Writes worker `worker`'s logs in the run directory. `seen`, if any, is told of every observation.
 
     Raises OSError from `work` and `measure` when the disk takes no more.
     """
 
-    def __init__(self, run_dir: Path, worker: int, seen: Callable[[Request, Observation, int], None]) -> None:
+    def __init__(
+        self, run_dir: Path, worker: int, seen: Callable[[Request, Observation, int], None] | None = None
+    ) -> None:
         self.log = Log(run_dir / f"log.player-{worker}.jsonl")
         self._observations = ObservationLog(run_dir / f"log.player-{worker}.bin")
         self._worker, self._seen = worker, seen
@@ -62,8 +64,8 @@ class Collector:
         request, reply = exchange.request, exchange.reply
         observation = observe(request, reply, self._origin_s, self._worker)
         self._observations.append(observation)
-        size = sum(len(piece) for _, piece in reply.pieces)
-        self._seen(request, observation, size)
+        if self._seen is not None:
+            self._seen(request, observation, sum(len(piece) for _, piece in reply.pieces))
         kind = (observation.outcome, observation.status)
         if observation.outcome not in _AS_PLANNED and self._samples[kind] < SAMPLES:
             self._samples[kind] += 1

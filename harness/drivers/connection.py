@@ -80,11 +80,13 @@ class Owner(Protocol):
     """What a connection asks of its owner, and tells it of itself.
 
     `next_s` is when the schedule wants to be polled next; `wall_ahead_s` is the wall clock less the monotonic one, for
-    the kernel stamps with the former.
+    the kernel stamps with the former. `pressing` holds the connections whose next step no kernel stamp dates: those
+    that are being opened, and those with more to write.
     """
 
     next_s: float
     wall_ahead_s: float
+    pressing: "set[Connection]"
 
     def poll(self) -> None:
         """Do what has fallen due; called before every read."""
@@ -128,12 +130,14 @@ class Connection:
             raise OSError(error, f"cannot open another connection ({errno.errorcode[error]})")
         self._refused = error if error != errno.EINPROGRESS else 0  # an unreachable network is told at once
         self._writer.start(self._on_connected)  # told of a refusal as well
+        owner.pressing.add(self)
 
     def close(self) -> None:
         """Drop the connection. With bytes unread, the peer sees a reset, as from any client that hangs up."""
         if self.gone:
             return
         self.gone, self.exchange = True, None
+        self._owner.pressing.discard(self)
         for watcher in (self._reader, self._writer):
             watcher.stop()
             watcher.close()
@@ -185,8 +189,10 @@ class Connection:
         if self._sending is not self._writer.active:
             if self._sending:
                 self._writer.start(self._write)
+                self._owner.pressing.add(self)
             else:
                 self._writer.stop()
+                self._owner.pressing.discard(self)
 
     def _encrypt(self) -> None:
         """The next slice of the request, and whatever TLS itself has to say, joins what is unsent."""
@@ -233,6 +239,7 @@ class Connection:
     def _stand(self) -> None:
         self.up, self.heard_s = True, time.monotonic()
         self.connect_s = self.heard_s - self.began_s
+        self._owner.pressing.discard(self)
         if self.exchange is None:
             self._owner.free(self)
         else:
@@ -264,8 +271,7 @@ class Connection:
             at_s = seconds + nanoseconds * 1e-9 - owner.wall_ahead_s
             if not reply.sent_s <= at_s <= now_s:  # somebody has set the wall clock
                 at_s = min(max(at_s, reply.sent_s), now_s)
-            if now_s - at_s > reply.receive_lag_s:
-                reply.receive_lag_s = now_s - at_s
+            reply.receive_lag_s = max(reply.receive_lag_s, now_s - at_s)
         if self._tls:
             self._take_encrypted(at_s, data)
         elif self._answers.feed(at_s, data):

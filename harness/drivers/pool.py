@@ -27,6 +27,7 @@ class Pool:
         self._endpoints, self._loop = cycle(endpoints), loop
         self.poll, self._over = poll, over
         self.next_s = float("inf")
+        self.pressing: set[Connection] = set()
         self.set_clock()
         self._idle: dict[Connection, None] = {}  # in the order of their last use
         self._all: set[Connection] = set()

@@ -18,8 +18,8 @@ from gevent.event import AsyncResult, Event
 from harness import model
 from harness.drivers.part import FILES, Part, origin
 from harness.drivers.player import Played
+from harness.log import Log
 from harness.model import Observation, Outcome, Request
-from harness.timeline import Log
 
 STOP_LIMIT_S = 8.0  # for workers to drain, to write and to say so
 SHIP_S = 0.5  # between two shipments of a distant worker's logs
@@ -37,7 +37,7 @@ class Alone:
         self.over = Event()
 
     def run(self) -> None:
-        self.part = part = Part(self.run_dir, 0, 1, self.seen)
+        self.part = part = Part(self.run_dir, 0, 1, self.seen if self.environment.web_ui else None)
         try:
             part.warm()
             part.note(model.Event(0.0, "ready", "player"))
@@ -45,7 +45,7 @@ class Alone:
             if origin_s is None:
                 played = Played(0, 0, 0, "asked")
             else:
-                part.note(model.Event(0.0, "started", "player"))
+                part.note(model.Event(0.0, "started", "player", {"nice": part.nice}))
                 played = part.play(origin_s)
             part.note(_stopped(origin_s, [played]))
         finally:
@@ -58,7 +58,7 @@ class Alone:
             self.part.stop()
 
     def seen(self, request: Request, observation: Observation, size: int) -> None:
-        """Show an observation to locust's UI."""
+        """Show an observation to locust's UI, where there is one: it costs as much as reading a plain answer."""
         if observation.outcome is Outcome.OPEN:
             return
         good = observation.outcome in (Outcome.OK, Outcome.REJECTED_AS_EXPECTED, Outcome.CANCELLED_BY_US)
@@ -105,10 +105,11 @@ class Worker(Alone):
         order = self.order.get()
         for name, content in order["files"].items():
             (self.run_dir / name).write_bytes(content)
-        self.part = part = Part(self.run_dir, order["worker"], order["workers"], self.seen)
+        seen = self.seen if order["shown"] else None
+        self.part = part = Part(self.run_dir, order["worker"], order["workers"], seen)
         part.warm()
         offset_s = self._clock_offset(part) if self.distant else 0.0
-        self.runner.send_message("harness-ready", {"worker": order["worker"]})
+        self.runner.send_message("harness-ready", {"worker": order["worker"], "nice": part.nice})
         origin_s = self._distant_origin(offset_s) if self.distant else origin(self.run_dir, lambda: self.asked)
         shipping = gevent.spawn(self._ship_on) if self.distant else None
         played = part.play(origin_s) if origin_s is not None else Played(0, 0, 0, "asked")
@@ -169,12 +170,12 @@ class Master(Alone):
         super().__init__(environment, run_dir)
         self.workers: int = environment.parsed_options.expect_workers
         self.log = Log(run_dir / "log.player-master.jsonl")
-        self.ready: set[str] = set()
+        self.ready: dict[str, int] = {}  # the workers' niceness
         self.stopped: dict[str, Played] = {}
         for name, listener in (
             ("harness-part", self._hand_out),
             ("harness-ping", self._tell_time),
-            ("harness-ready", lambda environment, msg: self.ready.add(msg.node_id)),
+            ("harness-ready", lambda environment, msg: self.ready.update({msg.node_id: msg.data["nice"]})),
             ("harness-grown", self._write),
             ("harness-stopped", lambda environment, msg: self.stopped.update({msg.node_id: Played(**msg.data)})),
         ):
@@ -188,7 +189,7 @@ class Master(Alone):
             origin_s = origin(self.run_dir, lambda: self.asked or bool(self.stopped))
         if origin_s is not None:
             self.runner.send_message("harness-origin", {"monotonic_s": origin_s})
-            self.log.event(model.Event(0.0, "started", "player"))
+            self.log.event(model.Event(0.0, "started", "player", {"nice": max(self.ready.values())}))
         self._wait_for(self.stopped)
         self.log.event(_stopped(origin_s, list(self.stopped.values())))
         self.log.close()
@@ -221,7 +222,8 @@ class Master(Alone):
         worker = self.runner.get_worker_index(msg.node_id)
         if worker < self.workers:  # one too many waits in vain, and does no harm
             files = {name: (self.run_dir / name).read_bytes() for name in FILES} if msg.data["files"] else {}
-            order = {"worker": worker, "workers": self.workers, "files": files}
+            shown = self.environment.web_ui is not None
+            order = {"worker": worker, "workers": self.workers, "shown": shown, "files": files}
             self.runner.send_message("harness-part", order, msg.node_id)
 
     def _tell_time(self, environment: Any, msg: Any) -> None:

@@ -1,6 +1,7 @@
-"""Wake-ups at an absolute moment, to tens of microseconds: every timer of an epoll loop is a thousand times coarser.
+"""When the loop wakes: at an absolute moment, to tens of microseconds, and not for every byte.
 
-A `timerfd` on CLOCK_MONOTONIC, watched like any socket. Linux only.
+Every timer of an epoll loop is a thousand times coarser than a `timerfd` on CLOCK_MONOTONIC, which is watched like any
+socket. Linux only.
 """
 
 import ctypes
@@ -8,9 +9,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from gevent.monkey import get_original
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLOCK_MONOTONIC, _TFD_TIMER_ABSTIME = 1, 1
 _READ = 1
+_WAKE_S = 100e-6  # what waking takes: no nap ends later than this before the next due moment
+_sleep = get_original("time", "sleep")  # locust makes of time.sleep a greenlet's
 
 
 class Timer:
@@ -39,3 +44,30 @@ class Timer:
         self._watcher.stop()
         self._watcher.close()
         os.close(self._fd)
+
+
+class Nap:
+    """Lets a loop sleep a moment before it looks for ready sockets, so that one wake-up finds several.
+
+    For loops whose sockets are stamped by the kernel: what waits unread is dated truly. `limit_s` says each time how
+    long the loop may sleep at most, by which it holds its other appointments.
+    """
+
+    def __init__(self, loop: Any, limit_s: Callable[[], float]) -> None:
+        self._limit_s = limit_s
+        self._watcher = loop.prepare()
+
+    def _before_looking(self) -> None:
+        nap_s = self._limit_s() - _WAKE_S
+        if nap_s > _WAKE_S:
+            _sleep(nap_s)
+
+    def start(self) -> None:
+        self._watcher.start(self._before_looking)
+
+    def stop(self) -> None:
+        self._watcher.stop()
+
+    def close(self) -> None:
+        self._watcher.stop()
+        self._watcher.close()

@@ -23,6 +23,7 @@ class Told:
 
     def __init__(self) -> None:
         self.words: list[str] = []
+        self.pressing: set[Connection] = set()
 
     def poll(self) -> None:
         pass
