@@ -84,7 +84,8 @@ def test_a_gate_knows_its_line() -> None:
         ("share: 10%                  ", "share: 0%", "`traffic.bad.share`: input should be greater than 0, not '0%'"),
         ("streamed: 80%", "text: no/such.txt", "mine.yaml:14: there is no file no/such.txt"),
         ("poisson: {rate: 20/s}", "recorded: {file: no/such}", "mine.yaml:5: there is no file no/such"),
-        ("streamed: 80%", "path: /v1/embeddings", "'/v1/embeddings' is no path that ends in /chat/completions"),
+        ("streamed: 80%", "path: /v1/rerank", "'/v1/rerank' is no path that ends in one of /chat/completions"),
+        ("streamed: 80%", "path: /v1/embeddings", "answers of /v1/embeddings cannot be streamed: write `streamed: 0%`"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_its_line(tmp_path: Path, old: str, new: str, said: str) -> None:

@@ -9,6 +9,8 @@ from functools import cache
 
 import orjson
 
+from harness.traffic.dialects import Dialect
+
 JSON = "application/json"
 OVERSIZED_BYTES = 10 * 1024 * 1024 + 1  # the least that is over a limit of 10 MB, however that is counted
 
@@ -17,22 +19,18 @@ OVERSIZED_BYTES = 10 * 1024 * 1024 + 1  # the least that is over a limit of 10 M
 class Draft:
     """A request before it is bytes: `text` is escaped for JSON, `settings` are further members of the body."""
 
-    path: str
+    dialect: Dialect
     model: str
     text: bytes
     settings: bytes
 
-    @property
-    def chat(self) -> bool:
-        return self.path.endswith("/chat/completions")
-
     def prompt(self) -> bytes:
         """The member of the body that holds the prompt."""
-        return b'"messages":[{"role":"user","content":"%b"}]' % self.text if self.chat else b'"prompt":"%b"' % self.text
+        return self.dialect.ask(self.text)
 
     def body(self, *prompt: bytes) -> bytes:
         """The body around `prompt`."""
-        return b"{%b}" % b",".join([b'"model":%b' % orjson.dumps(self.model), *prompt, self.settings])
+        return b"{%b}" % b",".join(filter(None, (b'"model":%b' % orjson.dumps(self.model), *prompt, self.settings)))
 
 
 Sent = tuple[str, bytes]  # content type, body
@@ -47,7 +45,7 @@ def empty_body(_draft: Draft) -> Sent:
 
 
 def empty_prompt(draft: Draft) -> Sent:
-    return JSON, draft.body(b'"messages":[]' if draft.chat else b'"prompt":""')
+    return JSON, draft.body(draft.dialect.no_prompt)
 
 
 def bad_json(draft: Draft) -> Sent:
@@ -63,7 +61,7 @@ def wrong_content_type(draft: Draft) -> Sent:
 
 
 def oversized_body(draft: Draft) -> Sent:
-    return JSON, _oversized(replace(draft, text=b"", settings=b'"max_tokens":1'))
+    return JSON, _oversized(replace(draft, text=b"", settings=draft.dialect.settings(1, stream=False, exact=False)))
 
 
 @cache  # one body serves all of a run: making 10 MB anew would make the next request late

@@ -15,10 +15,11 @@ from itertools import accumulate, count, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from harness import timeline
+from harness import plan_file
 from harness.document import OneOf, Place, SomeOf
+from harness.log import write_beside
 from harness.model import Request, UsageError, Window
-from harness.timeline import PlanHeader
+from harness.plan_file import PlanHeader
 from harness.traffic import corpus as corpora
 from harness.traffic.arrivals import ARRIVALS, Arrivals, Recorded
 from harness.traffic.corpus import Corpus
@@ -138,7 +139,7 @@ def write(
 ) -> tuple[PlanHeader, str]:
     """Make the plan and write `plan.jsonl` and `corpus.bin` into the run directory; its header and SHA-256."""
     header, requests, corpus = make(traffic, target, seed, str(scenario), extendable)
-    timeline.write_beside(run_dir / "corpus.bin", corpus.text)
+    write_beside(run_dir / "corpus.bin", corpus.text)
     return header, _written(run_dir / "plan.jsonl", header, requests)
 
 
@@ -151,8 +152,8 @@ def write_alone(
 
 
 def _written(path: Path, header: PlanHeader, requests: Iterable[Request]) -> str:
-    plan = b"".join(timeline.plan_lines(header, requests))
-    timeline.write_beside(path, plan)
+    plan = b"".join(plan_file.lines(header, requests))
+    write_beside(path, plan)
     return hashlib.sha256(plan).hexdigest()
 
 
@@ -270,7 +271,7 @@ def _facts(traffic: Traffic, target: Served, corpus: Corpus, requests: list[Requ
         "classes": {name: {"kind": kind_of[name], **sums} for name, sums in sorted(of_class.items()) if sums},
         "load_factor": target.load_factor,
         "prompt_limit": target.prompt_limit,
-        "exact_answers": traffic.prompts.answer_tokens_.exact,
+        "exact_answers": traffic.prompts.answer_tokens_.exact and bool(traffic.prompts.dialect.to_the_end),
         "prompt_tokens_are": "of the text alone, without chat template and special tokens",
         "prompt_tokens_worst_difference": corpus.worst_difference,
         "prompt_starts": corpus.starts,

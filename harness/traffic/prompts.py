@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field
 
 from harness.headers import Headers
 from harness.model import PROMPT_LIMIT_TOKENS, Request
+from harness.traffic.dialects import DIALECTS, Dialect, dialect_of
 from harness.traffic.flaws import FLAWS, Draft, sound
 from harness.units import Count, Duration, Part, Share, TokenRange, spec
 
@@ -28,8 +29,8 @@ Refusal = Annotated[int, Field(ge=400, le=499)]
 
 
 def _openai_path(path: str) -> str:
-    if not path.startswith("/") or not path.endswith("/completions") or " " in path:
-        raise ValueError(f"{path!r} is no path that ends in /chat/completions or /completions")
+    if not path.startswith("/") or not dialect_of(path) or " " in path:
+        raise ValueError(f"{path!r} is no path that ends in one of {', '.join(DIALECTS)}")
     return path
 
 
@@ -105,6 +106,16 @@ class Prompts:
         total = sum(each.share for each in self.mix.values())
         if not math.isclose(total, 1.0, abs_tol=1e-6):
             raise ValueError(f"the shares of the mix add to {100 * total:.6g}%, not to 100%")
+        shares = (self.streamed if each.streamed is None else each.streamed for each in self.mix.values())
+        if not self.dialect.stream and any(shares):
+            raise ValueError(f"answers of {self.path} cannot be streamed: write `streamed: 0%`")
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the path is spoken to."""
+        dialect = dialect_of(self.path)
+        assert dialect, "checked when the file was read"
+        return dialect
 
 
 @spec
@@ -145,7 +156,7 @@ class Composer:
         self._corpus, self._model = memoryview(corpus), model
         self._host = host
         self._headers = {"user-agent": "harness", **{name.lower(): value for name, value in (headers or {}).items()}}
-        self._settings = b',"ignore_eos":true' if exact else b""
+        self._exact = exact
 
     def wire(self, request: Request) -> bytes:
         """The complete request. Its index goes along as `x-request-id`."""
@@ -162,7 +173,9 @@ class Composer:
         return b"\r\n".join(["\r\n".join(head).encode(), b"", body])
 
     def _draft(self, request: Request) -> Draft:
-        stream = b',"stream":true,"stream_options":{"include_usage":true}' if request.stream else b""
-        settings = b'"max_tokens":%d%b%b' % (request.max_tokens, self._settings, stream)
+        dialect = dialect_of(request.path)
+        if not dialect:
+            raise ValueError(f"the plan names a path that nobody can ask: {request.path}")
         begin, end = request.text
-        return Draft(request.path, self._model, bytes(self._corpus[begin:end]), settings)
+        settings = dialect.settings(request.max_tokens, request.stream, self._exact)
+        return Draft(dialect, self._model, bytes(self._corpus[begin:end]), settings)

@@ -114,7 +114,16 @@ def test_a_completion_is_asked_with_a_prompt() -> None:
     assert headers["user-agent"] == "somebody"
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_other_paths_are_asked_in_their_own_words() -> None:
+    """Responses bound the answer by another name and take no stream options; embeddings have no answer to bound."""
+    _, _, body = composed(asked(path="/v1/responses", stream=True))
+    told = {"model": "tiny", "input": 'tell me "all" about łódź'}
+    assert json.loads(body) == told | {"max_output_tokens": 32, "stream": True}
+    _, _, body = composed(asked(path="/v1/embeddings"))
+    assert json.loads(body) == told
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"])
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_each_flaw_is_the_one_thing_wrong(flaw: str, path: str) -> None:
     """Every bad request is a good one but for its flaw, and its Content-Length is true."""
@@ -129,7 +138,7 @@ def test_each_flaw_is_the_one_thing_wrong(flaw: str, path: str) -> None:
             json.loads(body)
         return
     told = json.loads(body)
-    prompt = told.get("messages", told.get("prompt"))
+    prompt = told.get("messages", told.get("prompt", told.get("input")))
     assert (prompt is None) == (flaw == "missing_prompt")
     assert (prompt in ([], "")) == (flaw == "empty_prompt")
     assert (told["model"] != "tiny") == (flaw == "unknown_model")
