@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from harness.log import Blocks, ObservationLog
 from harness.model import Observation, Outcome, Tag
-from harness.timeline import Blocks, ObservationLog
 
 COUNT, GAPS = 1_000_000, 31
 

@@ -19,7 +19,8 @@ The rooms, upper ones may import lower ones only:
     traffic     what to send and when; pure, seeded      targets  the stack under test
     judge       timeline + gates -> verdict; pure
     document    a YAML file with the line of every key, read into typed values
-    timeline    the log and the plan as files
+    timeline    a run directory, read as one value
+    log         events, readings and observations as files; plan_file, the plan as one
     units       numbers with units, as a user writes them
     provenance  where a run came from
     parent      a child that does not outlive its parent

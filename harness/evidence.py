@@ -17,6 +17,7 @@ import orjson
 
 from harness import provenance, scenario, timeline
 from harness.judge import verdict as verdicts
+from harness.log import read_run_json, write_beside
 from harness.model import EXIT_CODE, SEVERITY, Finding, Judgement, UsageError, Verdict
 from harness.report import junit, markdown
 from harness.targets import base
@@ -80,7 +81,7 @@ def unfinished(run: str, stage: int = 0) -> Verdict:
 
 
 def write_verdict(run_dir: Path, verdict: Verdict) -> None:
-    timeline.write_beside(run_dir / "verdict.json", verdicts.to_json(verdict))
+    write_beside(run_dir / "verdict.json", verdicts.to_json(verdict))
 
 
 def judge(run_dir: Path) -> Verdict:
@@ -99,7 +100,7 @@ def judge(run_dir: Path) -> Verdict:
             verdict=Judgement.INVALID,
             exit_code=EXIT_CODE[Judgement.INVALID],
             why=f"the run directory cannot be judged: {trouble}",
-            provenance=_provenance(run_dir, timeline.read_run_json(run_dir)),
+            provenance=_provenance(run_dir, read_run_json(run_dir)),
         )
     return verdicts.judge(
         seen,
@@ -132,8 +133,8 @@ def settle(run_dir: Path) -> Verdict:
 
 def tell(run_dir: Path, verdict: Verdict) -> None:
     """Write the reports that tell a verdict."""
-    timeline.write_beside(run_dir / "report.md", markdown.render(verdict).encode())
-    timeline.write_beside(run_dir / "junit.xml", junit.render(verdict).encode())
+    write_beside(run_dir / "report.md", markdown.render(verdict).encode())
+    write_beside(run_dir / "junit.xml", junit.render(verdict).encode())
 
 
 def verify(run_dir: Path) -> list[str]:

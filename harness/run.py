@@ -9,6 +9,7 @@ conductor alone, which stops them in order) and stop by themselves when the cond
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from harness import scenario as scenarios
 from harness.drivers import process
 from harness.judge import verdict as verdicts
 from harness.judge.counts import Latency
+from harness.log import Log, read_log, write_beside
 from harness.model import Event, Verdict, Window
 from harness.report.panel import LiveState, Panel
 from harness.scenario import Scenario
@@ -41,6 +43,7 @@ ORIGIN_AHEAD_S = 0.5  # the origin lies this far ahead when it is told, so that 
 STOP_LIMIT_S = 10.0
 FLUSHED_S = 2.5  # players flush once a second: what is over is on disk by then
 TICK_S = 0.2
+_RAISED = re.compile(r"[\w.]*(Error|Exception)\b.*:")  # the line of a traceback that says what went wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ def _run_facts(order: Order, scenario: Scenario, target: Target, run_dir: Path, 
 
 
 def _write_run_json(run_dir: Path, facts: dict[str, Any]) -> None:
-    timeline.write_beside(run_dir / "run.json", orjson.dumps(facts, option=orjson.OPT_INDENT_2))
+    write_beside(run_dir / "run.json", orjson.dumps(facts, option=orjson.OPT_INDENT_2))
 
 
 class _Child:
@@ -189,8 +192,9 @@ class _Child:
         """How it ended; with its last words when it did not end well."""
         if not self.code:
             return {"code": self.code}
-        lines = self.output.read_text(errors="replace").strip().splitlines()
-        return {"code": self.code, "said": lines[-1][:300] if lines else "nothing"}
+        lines = self.output.read_text(errors="replace").strip().splitlines() or ["nothing"]
+        said = next((line for line in reversed(lines) if _RAISED.match(line)), lines[-1])
+        return {"code": self.code, "said": said[:300]}
 
     def ask_to_stop(self) -> None:
         if self.code is None:
@@ -232,7 +236,7 @@ class _Conductor:
     ) -> None:
         self.run_dir, self.facts, self.panel, self.signals = run_dir, facts, panel, signals
         self.look, self.overdue_s = look, overdue_s
-        self.log = timeline.Log(run_dir / "log.conductor.jsonl")
+        self.log = Log(run_dir / "log.conductor.jsonl")
         self.children: list[_Child] = []
         self.origin_s: float | None = None
 
@@ -286,7 +290,7 @@ class _Conductor:
 
     def _events(self) -> Iterator[Event]:
         for path in self.run_dir.glob("log.*.jsonl"):
-            yield from (entry for entry in timeline.read_log(path, []) if isinstance(entry, Event))
+            yield from (entry for entry in read_log(path, []) if isinstance(entry, Event))
 
     def _set_origin(self) -> None:
         self.origin_s = time.monotonic() + ORIGIN_AHEAD_S

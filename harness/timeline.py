@@ -1,253 +1,21 @@
-"""The log and the plan as files: how a run is written, and how a finished or a broken one is read.
+"""A run directory, finished or broken, read as one value: every request of the plan and what became of it.
 
-A run directory holds `run.json` (provenance, and the origin of its clock), `plan.jsonl` (a header, then one request a
-line), `log.NAME.jsonl` (events and readings, a flushed line each) and `log.NAME.bin` (observations in blocks, each
-with its checksum). All are written append-only or beside-and-renamed, so that whatever dies leaves files that are
-readable up to the last whole line or block. What cannot be read is named in `Timeline.damage`, never skipped silently.
-
-Nothing here judges, and nothing is summed: a timeline is what was seen.
+What cannot be read is named in `Timeline.damage`, never skipped silently. Nothing here judges, and nothing is summed: a
+timeline is what was seen.
 """
 
-import contextlib
-import os
 import struct
-import zlib
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
-from harness import provenance
-from harness.model import NEVER, Event, Observation, Outcome, Reading, Request, Tag, Window
-
-MAGIC = b"harness observations 1\n"
-_BLOCK = struct.Struct("<4sIII")  # marker, records, bytes of payload, crc32 of payload
-_MARKER = b"OBS1"
-_RECORD = struct.Struct("<I6d2IHBBHffI")
-RECORD = np.dtype(
-    [
-        ("index", "<u4"),
-        *((name, "<f8") for name in ("due_s", "sent_s", "first_byte_s", "first_token_s", "last_token_s", "ended_s")),
-        ("tokens_in", "<u4"),
-        ("tokens_out", "<u4"),
-        ("status", "<u2"),
-        ("outcome", "u1"),
-        ("tags", "u1"),
-        ("worker", "<u2"),
-        ("receive_lag_s", "<f4"),
-        ("connect_s", "<f4"),
-        ("gaps", "<u4"),
-    ]
-)
-BLOCK_BYTES = 1 << 18
-EXTENSION = "extension"  # the window that is played only when the evidence is too thin, and the scenario says so
-
-
-class ObservationLog:
-    """Spools observations to `path` in blocks; `flush` makes the block at hand readable by others.
-
-    Costs about 2 us an observation. Raises OSError when the disk takes no more: what was flushed stays readable.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._records, self._gaps, self._count = bytearray(), array("f"), 0
-        if os.fstat(self._fd).st_size == 0:
-            _write_all(self._fd, MAGIC)
-
-    def append(self, seen: Observation) -> None:
-        self._records += _RECORD.pack(*seen[:-1], len(seen.gaps_s))
-        self._gaps.extend(seen.gaps_s)
-        self._count += 1
-        if len(self._records) + 4 * len(self._gaps) >= BLOCK_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._count:
-            block = self.take()
-            _write_all(self._fd, block)
-
-    def take(self) -> bytes:
-        """The block at hand as bytes, for a worker on another machine; empty when nothing waits."""
-        if not self._count:
-            return b""
-        payload = bytes(self._records) + self._gaps.tobytes()
-        block = _BLOCK.pack(_MARKER, self._count, len(payload), zlib.crc32(payload)) + payload
-        self._records, self._gaps, self._count = bytearray(), array("f"), 0
-        return block
-
-    def write_block(self, block: bytes) -> None:
-        """Add a block that another worker's `take` made."""
-        _write_all(self._fd, block)
-
-    def close(self) -> None:
-        self.flush()
-        os.close(self._fd)
-
-
-class Log:
-    """Events and readings of one process, a line each, on disk when the call returns."""
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
-    def event(self, event: Event) -> None:
-        self._line({"at_s": event.at_s, "event": event.kind, "name": event.name, "detail": event.detail})
-
-    def reading(self, reading: Reading) -> None:
-        self._line(
-            {"at_s": reading.at_s, "reading": reading.name, "value": reading.value, "labels": dict(reading.labels)}
-        )
-
-    def _line(self, value: Mapping[str, Any]) -> None:
-        _write_all(self._fd, orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def write_beside(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: beside, synced, then renamed."""
-    beside = path.with_name(f".{path.name}.part")
-    with open(beside, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-
-
-# The plan --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PlanHeader:
-    """The first line of a plan: what holds for every request of it.
-
-    `windows` are cut from the scenario: `warm_up`, `steady`, and the `extension` that is played only when the steady
-    state's evidence is too thin and the scenario says to extend; `time_limit_s` is when a client gives an answer up for
-    lost; `corpus_sha256` names the text that the requests' spans point into.
-    """
-
-    scenario: str
-    seed: int
-    requests: int
-    windows: tuple[Window, ...]
-    time_limit_s: float
-    corpus_sha256: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-def played(windows: Sequence[Window], extended: bool) -> tuple[Window, ...]:
-    """The windows as they were played: the `extension` joins the steady state when the run was extended.
-
-    When it was not, the extension was never due; a plan without one is played as it stands.
-    """
-    kept = tuple(window for window in windows if window.name != EXTENSION)
-    if not extended or len(kept) == len(windows):
-        return kept
-    end_s = max(window.end_s for window in windows)
-    return tuple(replace(window, end_s=end_s) if window.name == "steady" else window for window in kept)
-
-
-def plan_lines(header: PlanHeader, requests: Iterable[Request]) -> Iterator[bytes]:
-    """The plan's file, line by line. Fields at their defaults are left out: a line stays near 150 bytes."""
-    windows = [[w.name, w.start_s, w.end_s] for w in header.windows]
-    yield (
-        orjson.dumps(
-            {
-                "plan": 1,
-                "scenario": header.scenario,
-                "seed": header.seed,
-                "requests": header.requests,
-                "windows": windows,
-                "time_limit_s": header.time_limit_s,
-                "corpus_sha256": header.corpus_sha256,
-                "facts": header.facts,
-            },
-            option=orjson.OPT_SORT_KEYS,
-        )
-        + b"\n"
-    )
-    for r in requests:
-        line: dict[str, Any] = {"i": r.index, "due_s": round(r.due_s, 9), "class": r.class_name, "path": r.path}
-        if r.text != (0, 0):
-            line["text"] = r.text
-        for key, value, default in (
-            ("prompt_tokens", r.prompt_tokens, 0),
-            ("max_tokens", r.max_tokens, 0),
-            ("stream", r.stream, False),
-            ("flaw", r.flaw, ""),
-            ("give_up_s", r.give_up_s, None),
-            ("headers", r.headers, ()),
-        ):
-            if value != default:
-                line[key] = value
-        if r.expect != ("2xx",):
-            line["expect"] = r.expect
-        yield orjson.dumps(line) + b"\n"
-
-
-def read_header(line: bytes) -> PlanHeader:
-    """The plan's header. Raises ValueError when the line is none of this version."""
-    try:
-        value = orjson.loads(line)
-        if value["plan"] != 1:
-            raise ValueError("it is of another version")
-        return PlanHeader(
-            scenario=value["scenario"],
-            seed=value["seed"],
-            requests=int(value["requests"]),
-            windows=tuple(Window(str(name), float(start_s), float(end_s)) for name, start_s, end_s in value["windows"]),
-            time_limit_s=value["time_limit_s"],
-            corpus_sha256=value["corpus_sha256"],
-            facts=value["facts"],
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"not a plan: {line[:60]!r} ({error})") from error
-
-
-def read_request(line: bytes) -> Request:
-    value = orjson.loads(line)
-    return Request(
-        index=value["i"],
-        due_s=value["due_s"],
-        class_name=value["class"],
-        path=value["path"],
-        text=tuple(value.get("text", (0, 0))),
-        prompt_tokens=value.get("prompt_tokens", 0),
-        max_tokens=value.get("max_tokens", 0),
-        stream=value.get("stream", False),
-        flaw=value.get("flaw", ""),
-        expect=tuple(value.get("expect", ("2xx",))),
-        give_up_s=value.get("give_up_s"),
-        headers=tuple((k, v) for k, v in value.get("headers", ())),
-    )
-
-
-def read_plan(path: Path) -> tuple[PlanHeader, Iterator[Request]]:
-    """The header, and the requests as they are read. Raises ValueError on a file that is no plan."""
-    file = open(path, "rb")  # noqa: SIM115 - the iterator below owns and closes it
-    header = read_header(file.readline())
-
-    def requests() -> Iterator[Request]:
-        with file:
-            for line in file:
-                yield read_request(line)
-
-    return header, requests()
-
-
-# A run, read -----------------------------------------------------------------------------------------------------
+from harness import plan_file, provenance
+from harness.log import RECORD, Blocks, read_log, read_run_json
+from harness.model import NEVER, Event, Observation, Outcome, Reading, Tag, Window
 
 
 @dataclass(frozen=True)
@@ -260,7 +28,7 @@ class Timeline:
     """
 
     run: Mapping[str, Any]
-    header: PlanHeader
+    header: plan_file.PlanHeader
     classes: Sequence[str]
     class_code: np.ndarray
     flaws: Sequence[str]
@@ -306,18 +74,6 @@ class Timeline:
         }
 
 
-def read_run_json(run_dir: Path, damage: list[str] | None = None) -> dict[str, Any]:
-    """Provenance of a run; {} when the run died before it was written. With `damage`, says that it is not readable."""
-    try:
-        return dict(orjson.loads((run_dir / "run.json").read_bytes()).items())
-    except FileNotFoundError:
-        return {}
-    except (orjson.JSONDecodeError, AttributeError):
-        if damage is not None:
-            damage.append("run.json: not readable")
-        return {}
-
-
 def log_files(run_dir: Path) -> list[Path]:
     """The files that a verdict rests on, in a fixed order."""
     names = ["run.json", "scenario.yaml", "target.yaml", "plan.jsonl", "corpus.bin"]
@@ -353,11 +109,11 @@ def read(run_dir: Path) -> Timeline:
 
 def _as_played(timeline: Timeline) -> Timeline:
     """A plan that may be extended without the extension's requests when they were never due."""
-    extension = timeline.windows.get(EXTENSION)
+    extension = timeline.windows.get(plan_file.EXTENSION)
     if extension is None:
         return timeline
     extended = any(event.kind == "extended" for event in timeline.events)
-    header = replace(timeline.header, windows=played(timeline.header.windows, extended))
+    header = replace(timeline.header, windows=plan_file.played(timeline.header.windows, extended))
     if extended:
         return replace(timeline, header=header)
     due = int(np.searchsorted(timeline.due_s, extension.start_s))
@@ -394,7 +150,7 @@ _PLANNED_ROW = np.dtype(
 def _read_plan_columns(path: Path, damage: list[str]) -> dict[str, Any]:
     classes, flaws, expects, rows = _Names(), _Names(), _Names(), bytearray()
     with open(path, "rb") as file:
-        header = read_header(file.readline())
+        header = plan_file.read_header(file.readline())
         for number, line in enumerate(file):
             try:
                 value = orjson.loads(line)
@@ -459,45 +215,6 @@ def _read_observations(
     return table, seen, gaps_s, gap_start
 
 
-class Blocks:
-    """Reads the whole blocks added to a file since the last call: for live views and for wrecks alike."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._at = path, 0
-
-    def new(self, damage: list[str] | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (records, gaps) of each new whole block. With `damage`, says what could not be read."""
-        with open(self.path, "rb") as file:
-            file.seek(self._at)
-            if self._at == 0:
-                if (start := file.read(len(MAGIC))) != MAGIC:
-                    if damage is not None:
-                        damage.append(f"{self.path.name}: does not begin as a log of observations ({start[:16]!r})")
-                    return
-                self._at = len(MAGIC)
-            while head := file.read(_BLOCK.size):
-                block = self._block(head, file.read, damage)
-                if block is None:
-                    return
-                self._at = file.tell()
-                yield block
-
-    def _block(self, head: bytes, read: Any, damage: list[str] | None) -> tuple[np.ndarray, np.ndarray] | None:
-        trouble = "ends inside a block"
-        if len(head) == _BLOCK.size:
-            marker, count, size, crc = _BLOCK.unpack(head)
-            if marker != _MARKER or size < count * RECORD.itemsize:
-                trouble = "holds something that is no block"
-            elif len(payload := read(size)) == size:
-                if zlib.crc32(payload) == crc:
-                    records = np.frombuffer(payload, dtype=RECORD, count=count)
-                    return records, np.frombuffer(payload, dtype="<f4", offset=count * RECORD.itemsize)
-                trouble = "holds a block whose checksum differs"
-        if damage is not None:
-            damage.append(f"{self.path.name}: {trouble} at byte {self._at}")
-        return None
-
-
 def _read_lines(run_dir: Path, damage: list[str]) -> tuple[list[Event], list[Reading]]:
     events: list[Event] = []
     readings: list[Reading] = []
@@ -507,45 +224,6 @@ def _read_lines(run_dir: Path, damage: list[str]) -> tuple[list[Event], list[Rea
     events.sort(key=lambda event: event.at_s)
     readings.sort(key=lambda reading: reading.at_s)
     return events, readings
-
-
-def read_log(path: Path, damage: list[str]) -> Iterator[Event | Reading]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield _entry(line)
-            except _NO_ENTRY:
-                damage.append(f"{path.name}:{number}: not an entry")
-
-
-_NO_ENTRY = (ValueError, KeyError, TypeError, AttributeError)
-
-
-def _entry(line: bytes) -> Event | Reading:
-    """One line of a log. Raises ValueError, KeyError, TypeError or AttributeError when it is damaged."""
-    value = orjson.loads(line)
-    at_s = float(value["at_s"])
-    if "event" in value:
-        return Event(at_s, str(value["event"]), str(value["name"]), dict(value["detail"].items()))
-    measured = NEVER if value["value"] is None else float(value["value"])
-    return Reading(at_s, str(value["reading"]), measured, {key: str(label) for key, label in value["labels"].items()})
-
-
-class Lines:
-    """Reads the whole lines added to a log since the last call: for live views, which leave damage to the judge."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._at = path, 0
-
-    def new(self) -> Iterator[Event | Reading]:
-        with open(self.path, "rb") as file:
-            file.seek(self._at)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._at += len(line)
-                with contextlib.suppress(*_NO_ENTRY):
-                    yield _entry(line)
 
 
 def observations_of(timeline: Timeline) -> Iterator[Observation]:

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import sources
+from harness.log import Log, read_run_json
 from harness.model import Event
 from harness.sources import Dcgm, Engine, Matchers, Nvml, PartialAnswer, Prometheus, Source, Unwatchable
 from harness.targets import base
-from harness.timeline import Log, read_run_json
 
 INTERVAL_S = 1.0
 FIRST_LOOK_S = 150  # holds two samples of a Prometheus that scrapes once a minute

@@ -1,6 +1,5 @@
-"""The log and the plan as files: what is written is read back, and what a crash leaves is read up to its last block."""
+"""A run directory as one value: what was written is read back, and what a crash leaves is read up to its last block."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import timeline
+from harness import plan_file, timeline
+from harness.log import MAGIC, Log, ObservationLog
 from harness.model import NEVER, Event, Observation, Outcome, Reading, Request, Tag, Window
-from harness.timeline import Log, ObservationLog, PlanHeader
+from harness.plan_file import PlanHeader
 
 moments = st.floats(0, 1e5) | st.just(NEVER)
 lags = st.floats(0, 100, width=32)
@@ -38,7 +38,7 @@ def observations(n: int, gaps: int = 2) -> list[Observation]:
 def write_plan(run_dir: Path, n: int, header_says: int | None = None) -> None:
     header = PlanHeader("story", 7, n if header_says is None else header_says, (Window("steady", 0.0, float(n)),), 30.0)
     requests = [Request(k, float(k), "short", stream=True) for k in range(n)]
-    (run_dir / "plan.jsonl").write_bytes(b"".join(timeline.plan_lines(header, requests)))
+    (run_dir / "plan.jsonl").write_bytes(b"".join(plan_file.lines(header, requests)))
 
 
 def write_log(path: Path, seen: list[Observation], block: int = 1000) -> None:
@@ -53,45 +53,6 @@ def write_log(path: Path, seen: list[Observation], block: int = 1000) -> None:
 def alike(one: Observation, other: Observation) -> bool:
     """Equal, with NEVER equal to itself."""
     return repr(one) == repr(other)
-
-
-@given(
-    request=st.builds(
-        Request,
-        index=st.integers(0, 2**31),
-        due_s=st.floats(0, 1e6).map(lambda value: round(value, 9)),
-        class_name=st.text(min_size=1, max_size=20),
-        path=st.text(min_size=1, max_size=40),
-        text=st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)),
-        prompt_tokens=st.integers(0, 2**31),
-        max_tokens=st.integers(0, 2**31),
-        stream=st.booleans(),
-        flaw=st.text(max_size=20),
-        expect=st.lists(st.sampled_from(["2xx", "400", "422", "429"]), min_size=1, max_size=3).map(tuple),
-        give_up_s=st.none() | st.floats(0, 100),
-        headers=st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9)), max_size=3).map(tuple),
-    )
-)
-def test_a_plan_line_is_read_back(request: Request) -> None:
-    """A request written as a line of the plan is the same request when read."""
-    header = PlanHeader("story", 0, 1, (), 30.0)
-    _, line = timeline.plan_lines(header, [request])
-    assert timeline.read_request(line) == request
-
-
-def test_a_plan_is_read_back(tmp_path: Path) -> None:
-    """The header and every request come back in order, and a second writing gives the same bytes."""
-    write_plan(tmp_path, 50)
-    header, requests = timeline.read_plan(tmp_path / "plan.jsonl")
-    again = b"".join(timeline.plan_lines(header, list(requests)))
-    assert again == (tmp_path / "plan.jsonl").read_bytes()
-
-
-def test_another_file_is_no_plan(tmp_path: Path) -> None:
-    """A file of another version, or of another kind, is refused as a plan."""
-    (tmp_path / "plan.jsonl").write_bytes(b'{"plan": 2}\n')
-    with pytest.raises(ValueError, match="not a plan"):
-        timeline.read_plan(tmp_path / "plan.jsonl")
 
 
 @settings(max_examples=40)
@@ -127,27 +88,18 @@ def test_an_observation_is_read_back(seen: Observation, tmp_path_factory: pytest
     assert alike(found, seen)
 
 
-def test_the_record_and_the_array_agree() -> None:
-    """What the writer packs and what the reader maps have the same size and the same fields in the same order."""
-    assert timeline._RECORD.size == timeline.RECORD.itemsize
-    assert timeline.RECORD.names == (*Observation._fields[:-1], "gaps")
-    values = (1, *(float(k) for k in range(6)), 7, 8, 9, 10, 11, 12, 13.0, 14.0, 15)
-    packed = np.frombuffer(timeline._RECORD.pack(*values), dtype=timeline.RECORD)
-    assert packed[0].item() == values
-
-
 def test_a_tail_torn_at_any_byte(tmp_path: Path) -> None:
     """Cut anywhere, a log gives every whole block before the cut, and says that the rest is missing."""
     write_plan(tmp_path, 6)
     path = tmp_path / "log.player-0.bin"
     write_log(path, observations(6), block=2)
     whole = path.read_bytes()
-    block = (len(whole) - len(timeline.MAGIC)) // 3
+    block = (len(whole) - len(MAGIC)) // 3
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
         read = timeline.read(tmp_path)
-        blocks = max(0, cut - len(timeline.MAGIC)) // block
-        at_an_edge = cut >= len(timeline.MAGIC) and (cut - len(timeline.MAGIC)) % block == 0
+        blocks = max(0, cut - len(MAGIC)) // block
+        at_an_edge = cut >= len(MAGIC) and (cut - len(MAGIC)) % block == 0
         assert list(read.seen) == [k < 2 * blocks for k in range(6)], cut
         assert bool(read.damage) != at_an_edge, cut
         assert len(read.gaps_s) == 4 * blocks
@@ -280,42 +232,13 @@ def test_a_torn_line_is_damage(tmp_path: Path) -> None:
     assert read.damage == ["log.watch.jsonl:2: not an entry"]
 
 
-def test_blocks_are_read_as_they_come(tmp_path: Path) -> None:
-    """A live reader gets each block once, and waits at one that is not whole yet."""
-    path = tmp_path / "log.player-0.bin"
-    log, live = ObservationLog(path), timeline.Blocks(path)
-    assert list(live.new()) == []
-    log.append(observations(1)[0])
-    log.flush()
-    assert [len(records) for records, _ in live.new()] == [1]
-    log.append(observations(2)[1])
-    block = log.take()
-    log.write_block(block[:20])
-    assert list(live.new()) == []
-    log.write_block(block[20:])
-    assert [records["index"].tolist() for records, _ in live.new()] == [[1]]
-    assert list(live.new()) == []
-
-
-def test_a_full_disk_is_an_error() -> None:
-    """A disk that takes no more is an OSError at the write, not silence."""
-    fd = os.open("/dev/full", os.O_WRONLY)
-    try:
-        with pytest.raises(OSError, match="No space left"):
-            timeline._write_all(fd, b"x")
-    finally:
-        os.close(fd)
-    with pytest.raises(OSError, match="No space left"):
-        Log(Path("/dev/full")).event(Event(0.0, "ready"))
-
-
 def test_what_was_flushed_before_the_disk_filled_is_readable(tmp_path: Path) -> None:
     """When a file may grow no further the player gets an error, and every block before it is still whole."""
     script = """
 import resource, signal, sys
 from pathlib import Path
 from harness.model import Observation
-from harness.timeline import ObservationLog
+from harness.log import ObservationLog
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 log = ObservationLog(Path(sys.argv[1]))
@@ -336,27 +259,18 @@ except OSError as full:
     assert read.damage
 
 
-def test_write_beside_is_whole_or_not_at_all(tmp_path: Path) -> None:
-    """A file that is written again is the old one or the new one, and leaves nothing beside it."""
-    path = tmp_path / "verdict.json"
-    timeline.write_beside(path, b"old")
-    timeline.write_beside(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert [p.name for p in tmp_path.iterdir()] == ["verdict.json"]
-
-
 @pytest.mark.parametrize(("kind", "end_s", "requests"), [("extended", 20.0, 4), ("decided", 10.0, 2)])
 def test_an_extension_counts_only_when_it_was_played(tmp_path: Path, kind: str, end_s: float, requests: int) -> None:
     """An extended run's steady state takes the extension in; otherwise what was due in the extension was never due."""
     windows = (Window("steady", 0.0, 10.0), Window("extension", 10.0, 20.0))
-    header = timeline.PlanHeader("s", 1, 4, windows, 30.0)
-    plan = timeline.plan_lines(header, [Request(i, i * 5.0, "short") for i in range(4)])
+    header = PlanHeader("s", 1, 4, windows, 30.0)
+    plan = plan_file.lines(header, [Request(i, i * 5.0, "short") for i in range(4)])
     (tmp_path / "plan.jsonl").write_bytes(b"".join(plan))
-    spool = timeline.ObservationLog(tmp_path / "log.player-0.bin")
+    spool = ObservationLog(tmp_path / "log.player-0.bin")
     for index in range(3):  # the third was on its way when the look decided
         spool.append(Observation(index, index * 5.0, gaps_s=(0.1, 0.2)))
     spool.close()
-    log = timeline.Log(tmp_path / "log.conductor.jsonl")
+    log = Log(tmp_path / "log.conductor.jsonl")
     log.event(Event(11.0, kind))
     log.close()
     seen = timeline.read(tmp_path)

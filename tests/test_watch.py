@@ -14,7 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import sources, timeline, watch
+from harness import sources, watch
+from harness.log import read_log
 from harness.model import Event, Reading
 from harness.targets.base import Target
 
@@ -146,7 +147,7 @@ class Watched:
 
     def log(self):
         path = self.run_dir / "log.watch.jsonl"
-        return list(timeline.read_log(path, [])) if path.exists() else []
+        return list(read_log(path, [])) if path.exists() else []
 
     def events(self, kind):
         return [entry for entry in self.log() if isinstance(entry, Event) and entry.kind == kind]
@@ -405,7 +406,7 @@ def start(run_dir, code="import harness.watch as w; w.main()", **environment):
 
 def logged(run_dir, kind):
     path = run_dir / "log.watch.jsonl"
-    return path.exists() and any(isinstance(e, Event) and e.kind == kind for e in timeline.read_log(path, []))
+    return path.exists() and any(isinstance(e, Event) and e.kind == kind for e in read_log(path, []))
 
 
 def test_sigterm_ends_it_and_ctrl_c_does_not(tmp_path):

@@ -20,13 +20,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from harness import timeline
+from harness import plan_file
 from harness.judge import statistics
 from harness.judge.counts import Latency
 from harness.judge.gates import Gate
 from harness.judge.verdict import for_two_looks
+from harness.log import Blocks, Lines
 from harness.model import Event, Outcome, Reading, Request, Window
-from harness.timeline import EXTENSION, PlanHeader, played
+from harness.plan_file import EXTENSION, PlanHeader, played
 
 TERMINAL_PERIOD_S, PLAIN_PERIOD_S = 0.5, 5.0
 RATE_READINGS = 11  # one a second: rates are over the last ten seconds
@@ -246,8 +247,8 @@ class LivePanel:
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if in_place else None
         self._period_s = TERMINAL_PERIOD_S if in_place else PLAIN_PERIOD_S
         self._next_s, self._planned = -math.inf, False
-        self._logs: dict[Path, timeline.Lines] = {}
-        self._blocks: dict[Path, timeline.Blocks] = {}
+        self._logs: dict[Path, Lines] = {}
+        self._blocks: dict[Path, Blocks] = {}
 
     def __enter__(self) -> "LivePanel":
         if self._live:
@@ -263,7 +264,7 @@ class LivePanel:
             return
         self._next_s = now_s + self._period_s
         if not self._planned:
-            self._state, self._planned = self._state.with_plan(timeline.read_plan(run_dir / "plan.jsonl")[1]), True
+            self._state, self._planned = self._state.with_plan(plan_file.read(run_dir / "plan.jsonl")[1]), True
         self._state = self._state.advance(now_s, self._new_blocks(run_dir), self._new_entries(run_dir))
         if self._live:
             self._live.update(render(self._state), refresh=True)
@@ -272,9 +273,9 @@ class LivePanel:
 
     def _new_blocks(self, run_dir: Path) -> Iterator[np.ndarray]:
         for path in sorted(run_dir.glob("log.*.bin")):
-            for records, _ in self._blocks.setdefault(path, timeline.Blocks(path)).new():
+            for records, _ in self._blocks.setdefault(path, Blocks(path)).new():
                 yield records
 
     def _new_entries(self, run_dir: Path) -> Iterator[Event | Reading]:
         for path in sorted(run_dir.glob("log.*.jsonl")):
-            yield from self._logs.setdefault(path, timeline.Lines(path)).new()
+            yield from self._logs.setdefault(path, Lines(path)).new()

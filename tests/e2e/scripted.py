@@ -16,7 +16,8 @@ from typing import Self
 
 import orjson
 
-from harness import timeline
+from harness import plan_file
+from harness.log import write_beside
 from harness.model import Request, Window
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -204,8 +205,8 @@ class Scripted:
 def lay_out(run_dir: Path, url: str, requests: Sequence[Request], limit_s: float = 1.0, text: bytes = b"hello") -> Path:
     """A run directory that is ready to be played."""
     run_dir.mkdir()
-    header = timeline.PlanHeader("scripted", 0, len(requests), (Window("steady", 0.0, 1e9),), limit_s)
-    (run_dir / "plan.jsonl").write_bytes(b"".join(timeline.plan_lines(header, requests)))
+    header = plan_file.PlanHeader("scripted", 0, len(requests), (Window("steady", 0.0, 1e9),), limit_s)
+    (run_dir / "plan.jsonl").write_bytes(b"".join(plan_file.lines(header, requests)))
     (run_dir / "corpus.bin").write_bytes(text)
     (run_dir / "target.yaml").write_text(f"kind: url\nurl: {url}\nmodel: tiny\ntokenizer: .cache/tiny\ngpu: none\n")
     (run_dir / "run.json").write_text("{}")
@@ -215,4 +216,4 @@ def lay_out(run_dir: Path, url: str, requests: Sequence[Request], limit_s: float
 def set_origin(run_dir: Path) -> None:
     """What the conductor does when every child is ready."""
     told = {"origin_monotonic_s": time.monotonic() + 0.3}
-    timeline.write_beside(run_dir / "run.json", orjson.dumps(told))
+    write_beside(run_dir / "run.json", orjson.dumps(told))

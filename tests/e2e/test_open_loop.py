@@ -11,6 +11,7 @@ import pytest
 from running import HARNESS, harness, origin_is_set, process, run_dir_of, until, url_target
 
 from harness import timeline
+from harness.log import read_run_json
 from harness.model import Outcome
 
 SHORT = """
@@ -60,7 +61,7 @@ def test_a_freeze_of_two_seconds_is_seen_by_open_loop_only(tmp_path: Path, engin
     with process([HARNESS, *run], cwd=tmp_path) as ours:
         run_dir = tmp_path / "runs" / "latest"
         until(lambda: origin_is_set(run_dir), 90, "the run began")
-        origin_s = float(timeline.read_run_json(run_dir)["origin_monotonic_s"])
+        origin_s = float(read_run_json(run_dir)["origin_monotonic_s"])
         with process([*closed, "-H", url], cwd=tmp_path) as beside:
             until(lambda: time.monotonic() > origin_s + 10, 30, "both loads are well under way")
             began_s = time.monotonic()

@@ -14,6 +14,7 @@ from scripted import Scripted, lay_out, set_origin
 
 from harness import timeline
 from harness.drivers import process as player
+from harness.log import Blocks, read_log
 from harness.model import Event, Outcome, Request
 
 ASKED = Request(index=0, due_s=0.0, class_name="short", text=(0, 5), max_tokens=8, stream=True)
@@ -39,12 +40,12 @@ def started(run_dir: Path, workers: int = 1, master_port: int | None = None) -> 
 
 
 def events(run_dir: Path, kind: str) -> list[Event]:
-    found = [entry for path in run_dir.glob("log.*.jsonl") for entry in timeline.read_log(path, [])]
+    found = [entry for path in run_dir.glob("log.*.jsonl") for entry in read_log(path, [])]
     return [entry for entry in found if isinstance(entry, Event) and entry.kind == kind]
 
 
 def observed(run_dir: Path) -> int:
-    return sum(len(records) for path in run_dir.glob("log.*.bin") for records, _ in timeline.Blocks(path).new())
+    return sum(len(records) for path in run_dir.glob("log.*.bin") for records, _ in Blocks(path).new())
 
 
 def begun(run_dir: Path) -> None:

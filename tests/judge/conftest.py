@@ -22,9 +22,10 @@ import orjson
 import pytest
 from pydantic import TypeAdapter
 
-from harness import timeline
+from harness import plan_file, timeline
 from harness.judge import verdict as verdicts
 from harness.judge.gates import GATES, Gate
+from harness.log import Log, ObservationLog
 from harness.model import NEVER, Event, Observation, Outcome, Reading, Request, Tag, Verdict, Window
 
 ANSWER_S = 0.5
@@ -100,14 +101,14 @@ def lay_out(run_dir: Path, story: dict[str, Any]) -> None:
     """Write the run directory that such a run would have left."""
     start_s, end_s = story.get("window", (0.0, 100.0))
     sent = _sent(story, start_s, end_s)
-    header = timeline.PlanHeader(
+    header = plan_file.PlanHeader(
         scenario="story",
         seed=0,
         requests=len(sent),
         windows=(Window("steady", start_s, end_s),),
         time_limit_s=30.0,
     )
-    plan = b"".join(timeline.plan_lines(header, [one.request for one in sent]))
+    plan = b"".join(plan_file.lines(header, [one.request for one in sent]))
     (run_dir / "plan.jsonl").write_bytes(plan)
     facts = {"run": run_dir.name, "plan_sha256": hashlib.sha256(plan).hexdigest()}
     (run_dir / "run.json").write_bytes(orjson.dumps(facts))
@@ -117,7 +118,7 @@ def lay_out(run_dir: Path, story: dict[str, Any]) -> None:
     _player(run_dir, story, sent, start_s, end_s, closed_s)
     if "gpus" in story:
         _watch(run_dir, story, start_s, end_s)
-    log = timeline.Log(run_dir / "log.conductor.jsonl")
+    log = Log(run_dir / "log.conductor.jsonl")
     log.event(Event(0.0, "origin"))
     if story.get("interrupted"):
         log.event(Event(closed_s, "interrupted"))
@@ -127,7 +128,7 @@ def lay_out(run_dir: Path, story: dict[str, Any]) -> None:
 
 
 def _observations(run_dir: Path, sent: list[Sent], files: int) -> None:
-    logs = [timeline.ObservationLog(run_dir / f"log.player-{k}.bin") for k in range(files)]
+    logs = [ObservationLog(run_dir / f"log.player-{k}.bin") for k in range(files)]
     for one in sent:
         if one.observation is not None:
             logs[one.request.index % files].append(one.observation)
@@ -140,7 +141,7 @@ def _player(
 ) -> None:
     told = story.get("player", {})
     skip_from, skip_to = told.get("skip", (0, 0))
-    log = timeline.Log(run_dir / "log.player-0.jsonl")
+    log = Log(run_dir / "log.player-0.jsonl")
     spans = [(o.sent_s, closed_s if math.isnan(o.ended_s) else o.ended_s) for s in sent if (o := s.observation)]
     at_s = start_s + 0.5
     while at_s < end_s:
@@ -156,7 +157,7 @@ def _player(
 
 
 def _watch(run_dir: Path, story: dict[str, Any], start_s: float, end_s: float) -> None:
-    log = timeline.Log(run_dir / "log.watch.jsonl")
+    log = Log(run_dir / "log.watch.jsonl")
     watching = {"series": len(story["gpus"]), "interval_s": 1.0, "source": "exporter", "simulated": True}
     log.event(Event(0.0, "watching", "gpu", {**watching, **story.get("watching", {})}))
     for name, told in story["gpus"].items():

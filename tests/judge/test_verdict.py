@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
-from harness import timeline
+from harness import plan_file, timeline
 from harness.judge import verdict as verdicts
+from harness.log import ObservationLog
 from harness.model import Finding, Judgement, Observation, Outcome, Request, Verdict, Window
 
 P95 = {"p95_latency": {"below": "1.2s"}}
@@ -96,7 +97,7 @@ def test_observations_in_any_order_inside_a_file(tmp_path: Path, lay: Lay, judge
     observations = list(timeline.observations_of(timeline.read(tmp_path)))
     random.Random(5).shuffle(observations)
     (tmp_path / "log.player-0.bin").unlink()
-    log = timeline.ObservationLog(tmp_path / "log.player-0.bin")
+    log = ObservationLog(tmp_path / "log.player-0.bin")
     for observation in observations:
         log.append(observation)
     log.close()
@@ -172,11 +173,11 @@ def test_tokens_as_planned_and_as_reported(tell: Tell) -> None:
 def test_two_hundred_thousand_observations(tmp_path: Path) -> None:
     """200,000 streams of 32 events each are read and judged in less than 400 MB and 10 s of one core."""
     n, gaps_s = 200_000, (0.02,) * 31
-    header = timeline.PlanHeader("large", 0, n, (Window("steady", 0.0, n / 20),), 30.0)
+    header = plan_file.PlanHeader("large", 0, n, (Window("steady", 0.0, n / 20),), 30.0)
     requests = (Request(index, index / 20, "short", prompt_tokens=100, stream=True) for index in range(n))
     with open(tmp_path / "plan.jsonl", "wb") as plan:
-        plan.writelines(timeline.plan_lines(header, requests))
-    log = timeline.ObservationLog(tmp_path / "log.player-0.bin")
+        plan.writelines(plan_file.lines(header, requests))
+    log = ObservationLog(tmp_path / "log.player-0.bin")
     for index in range(n):
         due_s = index / 20
         first_s, last_s = due_s + 0.1, due_s + 0.8

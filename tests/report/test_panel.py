@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from harness import timeline
+from harness import plan_file
 from harness.judge.counts import Latency
 from harness.judge.gates import Gate
+from harness.log import RECORD, Log, ObservationLog
 from harness.model import Event, Observation, Outcome, Reading, Request, Window
+from harness.plan_file import PlanHeader
 from harness.report import panel
 from harness.report.panel import LivePanel, LiveState
-from harness.timeline import RECORD, PlanHeader
 
 HEADER = PlanHeader("s", 0, 400, (Window("warm_up", 0, 10), Window("steady", 10, 30)), 30.0)
 GATE = Gate("p95_latency", 3, Latency(quantile=0.95, below_s=1.2))
@@ -145,9 +146,9 @@ def test_render_and_line_agree(begun):
 
 def test_follows_a_run_directory(tmp_path):
     """Off a terminal there is one plain line every five seconds, of what the run's files hold by then."""
-    lines = timeline.plan_lines(HEADER, REQUESTS)
+    lines = plan_file.lines(HEADER, REQUESTS)
     (tmp_path / "plan.jsonl").write_bytes(b"".join(lines))
-    log, observations = timeline.Log(tmp_path / "log.player-0.jsonl"), timeline.ObservationLog(tmp_path / "log.p.bin")
+    log, observations = Log(tmp_path / "log.player-0.jsonl"), ObservationLog(tmp_path / "log.p.bin")
     pipe = io.StringIO()
     with LivePanel(LiveState.begin(HEADER, [GATE]), Console(file=pipe, width=40)) as shown:
         shown.show(-0.5, tmp_path)
@@ -163,7 +164,7 @@ def test_follows_a_run_directory(tmp_path):
 
 def test_in_place_on_a_terminal(tmp_path):
     """On a terminal the panel is drawn in place and leaves nothing behind but its last erasure."""
-    (tmp_path / "plan.jsonl").write_bytes(b"".join(timeline.plan_lines(HEADER, REQUESTS)))
+    (tmp_path / "plan.jsonl").write_bytes(b"".join(plan_file.lines(HEADER, REQUESTS)))
     screen = io.StringIO()
     console = Console(file=screen, width=100, force_terminal=True, legacy_windows=False, _environ={"TERM": "xterm"})
     with LivePanel(LiveState.begin(HEADER, [GATE]), console) as shown:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from harness import timeline
+from harness import plan_file
 from harness.model import Request, UsageError
 from harness.traffic import corpus as corpora
 from harness.traffic import plan
@@ -75,7 +75,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, target: Target) -> N
         assert header.corpus_sha256 == hashlib.sha256((run_dir / "corpus.bin").read_bytes()).hexdigest()
         hashes.append(sha256)
     assert hashes[0] == hashes[1] != hashes[2]
-    header, lines = timeline.read_plan(tmp_path / "a" / "plan.jsonl")
+    header, lines = plan_file.read(tmp_path / "a" / "plan.jsonl")
     read, made = list(lines), requests_of(short, target)
     assert header.requests == len(read) == len(made)
     assert read[17] == replace(made[17], due_s=round(made[17].due_s, 9))
