@@ -18,6 +18,7 @@ from harness.model import NEVER, Observation, Outcome, Request, Tag
 _BOM = b"\xef\xbb\xbf"
 _UNTAGGED = Tag(0)
 _FAILED = ("abort", "error")  # reasons to finish that no user asked for
+_RESPONSE_ENDS = {"completed": True, "incomplete": True, "failed": False, "cancelled": False}  # and which are served
 _TEXT_KEYS = ("text", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
 
 
@@ -156,11 +157,35 @@ class Answer:
             self.content_s.append(at_s)
         if finished:
             self.finished, self.finished_apart = True, not has_content
+        if "choices" not in value:
+            self._take_other(at_s, value)
 
-    def tokens(self, key: str) -> int:
-        """One count of the server's usage; 0 when it sent none, or no number."""
-        count = (self.usage or {}).get(key)
+    def _take_other(self, at_s: float, value: dict[str, Any]) -> None:
+        """What paths without choices say: a list of embeddings, a whole response, or one event of a streamed one."""
+        kind, response = value.get("type"), value.get("response") or value
+        if isinstance(usage := response.get("usage"), dict):
+            self.usage = usage
+        if kind and kind.endswith(".delta") and value.get("delta"):
+            self.content_s.append(at_s)
+        elif response.get("object") == "response" and (status := response.get("status")) in _RESPONSE_ENDS:
+            self.finished, self.error = True, self.error or not _RESPONSE_ENDS[status]
+            if kind:
+                self.done_s, self.finished_apart = at_s, True
+            elif any(map(_has_output, response.get("output") or ())):
+                self.content_s.append(at_s)
+        elif value.get("object") == "list" and value.get("data"):
+            self.finished = True
+            self.content_s.append(at_s)
+
+    def tokens(self, *keys: str) -> int:
+        """One count of the server's usage, by the first of its names; 0 when it sent none, or no number."""
+        count = next((self.usage[key] for key in keys if key in self.usage), None) if self.usage else None
         return count if isinstance(count, int) and 0 <= count < 1 << 32 else 0
+
+
+def _has_output(item: dict[str, Any]) -> bool:
+    """Whether an item of a response carries text, reasoning or a call of a tool."""
+    return bool(item.get("content") or item.get("arguments") or item.get("summary"))
 
 
 def _has_content(choice: dict[str, Any]) -> bool:
@@ -199,7 +224,7 @@ def observe(request: Request, reply: Reply, origin_s: float, worker: int) -> Obs
     answer = _read(request, reply)
     streamed = request.stream and 200 <= reply.status < 300
     content_s = answer.content_s if streamed else []
-    tokens_out = answer.tokens("completion_tokens")
+    tokens_out = answer.tokens("completion_tokens", "output_tokens")
     tags = reply.tags
     if streamed:
         tags |= Tag.STREAMED
@@ -218,7 +243,7 @@ def observe(request: Request, reply: Reply, origin_s: float, worker: int) -> Obs
         first_token_s=content_s[0] - origin_s if content_s else NEVER,
         last_token_s=content_s[-1] - origin_s if content_s else NEVER,
         ended_s=(answer.done_s if answer.done else reply.ended_s) - origin_s,
-        tokens_in=answer.tokens("prompt_tokens"),
+        tokens_in=answer.tokens("prompt_tokens", "input_tokens"),
         tokens_out=tokens_out,
         status=reply.status,
         outcome=outcome(request, reply, answer),

@@ -138,6 +138,58 @@ def test_completions_say_text_where_chats_say_delta() -> None:
     assert outcome_of(body) is Outcome.OK
 
 
+def event(kind: str, **more: object) -> bytes:
+    return orjson.dumps({"type": f"response.{kind}", **more})
+
+
+def response(status: str, *output: object) -> dict[str, object]:
+    return {"object": "response", "status": status, "output": output, "usage": {"input_tokens": 7, "output_tokens": 2}}
+
+
+WORDS = event("output_text.delta", delta="a"), event("output_text.delta", delta="b")
+MESSAGE = {"type": "message", "content": [{"type": "output_text", "text": "ab"}]}
+
+
+def test_a_streamed_response_has_its_tokens_and_its_end() -> None:
+    """Deltas are its content, `response.completed` its end and usage; it says no [DONE]."""
+    pieces = [sse(event("created", response=response("in_progress"))), *map(sse, WORDS)]
+    seen = observe(ASKED, reply_of(*pieces, sse(event("completed", response=response("completed")))), 0.0, 0)
+    assert (seen.outcome, seen.tokens_in, seen.tokens_out) == (Outcome.OK, 7, 2)
+    assert (seen.first_token_s, seen.gaps_s, seen.ended_s) == (11.0, (1.0,), 13.0)
+    assert seen.tags == Tag.STREAMED
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        ((event("incomplete", response=response("incomplete")),), Outcome.OK),
+        ((event("failed", response=response("failed")),), Outcome.ERROR_IN_STREAM),
+        ((), Outcome.TRUNCATED),
+    ],
+)
+def test_a_streamed_response_is_judged_by_its_end(end: tuple[bytes, ...], outcome: Outcome) -> None:
+    """Cut at its length it is served; failed, or without an end, it is not."""
+    assert outcome_of(sse(*WORDS, *end)) is outcome
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"),
+    [
+        (response("completed", MESSAGE), Outcome.OK),
+        (response("completed"), Outcome.EMPTY),
+        (response("failed", MESSAGE), Outcome.ERROR_IN_STREAM),
+        (response("in_progress", MESSAGE), Outcome.EMPTY),
+        ({"object": "list", "data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 7}}, Outcome.OK),
+        ({"object": "list", "data": []}, Outcome.EMPTY),
+    ],
+)
+def test_answers_without_choices_are_judged_by_what_they_hold(body: object, outcome: Outcome) -> None:
+    """A whole response and a list of embeddings: served when something is in it and nothing failed."""
+    seen = observe(PLAIN, reply_of(orjson.dumps(body)), 0.0, 0)
+    assert seen.outcome is outcome
+    assert not seen.tags & Tag.USAGE_MISSING
+
+
 def test_without_usage_the_content_events_are_counted_and_it_is_said() -> None:
     """A missing usage, or a null one, is a tag and not a guess."""
     body = sse(chunk("a", usage=None), chunk("b", "stop", usage=None), DONE)
