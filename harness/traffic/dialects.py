@@ -1,7 +1,7 @@
 """What each OpenAI path calls the prompt and the length of its answer, and how it is asked for a stream.
 
-A new path is one line in DIALECTS, and its answer's shape in `drivers/stream.py`. A path that is not here is refused:
-an answer that nobody can read would count as a failure of the stack.
+A new path is one line in DIALECTS, and its answer's shape in `drivers/stream.py`. A scenario with a path that is not
+here is refused: an answer that nobody can read would count as a failure of the stack.
 """
 
 from dataclasses import dataclass
@@ -43,6 +43,6 @@ DIALECTS = {
 
 
 @cache
-def dialect_of(path: str) -> Dialect | None:
-    """How a path is spoken to; None when it is not known."""
-    return next((dialect for ending, dialect in DIALECTS.items() if path.endswith(ending)), None)
+def dialect_of(path: str) -> Dialect:
+    """How a path is spoken to: by its ending, and as completions are when it has none of these."""
+    return next((dialect for ending, dialect in DIALECTS.items() if path.endswith(ending)), DIALECTS["/completions"])
