@@ -54,12 +54,13 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """What the watcher announced before the run: how many GPUs, how often, by whom."""
+    """What the watcher announced before the run: how many GPUs, how often, by whom; `why` there are none."""
 
     series: int
     interval_s: float
     source: str
     simulated: bool
+    why: str = ""
 
 
 @spec
@@ -102,7 +103,8 @@ class GpuMemory:
         """The reasons for which these samples decide nothing."""
         interval_s = watching.interval_s
         if not watching.series:
-            yield f"the target has GPUs but {watching.source or 'its source'} gave no series of them"
+            nobody = f"the target has GPUs but {watching.source or 'its source'} gave no series of them"
+            yield f"{nobody}: {watching.why}" if watching.why else nobody
         if len(series) != watching.series:
             yield f"samples of {len(series)} GPUs in this window; {watching.series} were announced at the start"
         spare = _spare(series)
@@ -126,7 +128,11 @@ def _watching(timeline: Timeline) -> Watching | None:
             told = event.detail
             try:
                 watching = Watching(
-                    int(told["series"]), float(told["interval_s"]), told.get("source", ""), bool(told.get("simulated"))
+                    series=int(told["series"]),
+                    interval_s=float(told["interval_s"]),
+                    source=str(told.get("source", "")),
+                    simulated=bool(told.get("simulated")),
+                    why=str(told.get("why", "")),
                 )
             except (KeyError, TypeError, ValueError):  # a damaged line
                 continue
