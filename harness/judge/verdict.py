@@ -65,7 +65,7 @@ def judge(
         believed=believed,
         findings=findings,
         tables={**told, "not_applicable": skipped},
-        notes=(*notes, *(note for finding in findings for note in _notes(finding))),
+        notes=tuple(dict.fromkeys((*notes, *(note for finding in findings for note in _notes(finding))))),
         provenance=provenance,
     )
     if belief.interrupted(timeline):
