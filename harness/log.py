@@ -10,7 +10,6 @@ import contextlib
 import os
 import struct
 import zlib
-from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,20 +44,22 @@ BLOCK_BYTES = 1 << 18
 class ObservationLog:
     """Spools observations to `path` in blocks; `flush` makes the block at hand readable by others.
 
-    Costs about 2 us an observation. Raises OSError when the disk takes no more: what was flushed stays readable.
+    Costs about 3 us an observation of 31 gaps. Raises OSError when the disk takes no more: what was flushed stays
+    readable.
     """
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._records, self._gaps, self._count = bytearray(), array("f"), 0
+        self._records, self._gaps, self._count = bytearray(), bytearray(), 0
         if os.fstat(self._fd).st_size == 0:
             _write_all(self._fd, MAGIC)
 
     def append(self, seen: Observation) -> None:
-        self._records += _RECORD.pack(*seen[:-1], len(seen.gaps_s))
-        self._gaps.extend(seen.gaps_s)
+        gaps_s = seen.gaps_s
+        self._records += _RECORD.pack(*seen[:-1], len(gaps_s))
+        self._gaps += struct.pack(f"<{len(gaps_s)}f", *gaps_s)
         self._count += 1
-        if len(self._records) + 4 * len(self._gaps) >= BLOCK_BYTES:
+        if len(self._records) + len(self._gaps) >= BLOCK_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -70,9 +71,9 @@ class ObservationLog:
         """The block at hand as bytes, for a worker on another machine; empty when nothing waits."""
         if not self._count:
             return b""
-        payload = bytes(self._records) + self._gaps.tobytes()
+        payload = bytes(self._records + self._gaps)
         block = _BLOCK.pack(_MARKER, self._count, len(payload), zlib.crc32(payload)) + payload
-        self._records, self._gaps, self._count = bytearray(), array("f"), 0
+        self._records, self._gaps, self._count = bytearray(), bytearray(), 0
         return block
 
     def write_block(self, block: bytes) -> None:
