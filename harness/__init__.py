@@ -14,14 +14,14 @@ The rooms, upper ones may import lower ones only:
     run         the conductor: children, start barrier, stop
     evidence    a run directory: laid out, judged, verified
     drivers     play a plan, write observations          report   tell a verdict (text, Markdown, JUnit)
-    watch       what the stack says of itself
+    watch       asks what the stack says of itself; sources, how each kind of it is asked
     scenario    a scenario file <-> one frozen Scenario
     traffic     what to send and when; pure, seeded      targets  the stack under test
     judge       timeline + gates -> verdict; pure
     document    a YAML file with the line of every key, read into typed values
     timeline    a run directory, read as one value
     log         events, readings and observations as files; plan_file, the plan as one
-    units       numbers with units, as a user writes them
+    units       numbers with units, as a user writes them; headers, what may stand in a request's head
     provenance  where a run came from
     parent      a child that does not outlive its parent
     model       the nouns

@@ -8,10 +8,8 @@ old), else the exporter, else NVML. What was not read leaves a gap; the judge de
 """
 
 import argparse
-import ctypes
 import itertools
 import math
-import os
 import signal
 import statistics
 import threading
@@ -21,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import sources
+from harness import parent, sources
 from harness.log import Log, read_run_json
 from harness.model import Event
 from harness.sources import Dcgm, Engine, Matchers, Nvml, PartialAnswer, Prometheus, Source, Unwatchable
@@ -30,7 +28,6 @@ from harness.targets import base
 INTERVAL_S = 1.0
 FIRST_LOOK_S = 150  # holds two samples of a Prometheus that scrapes once a minute
 PREPARE_S = 10.0  # how long a Prometheus may take to have two samples of every GPU
-BARRIER_S = 120.0
 REPEAT_S = 10.0  # a source that stays silent is said to be so this often
 
 
@@ -148,31 +145,22 @@ def watch(run_dir: Path, stop: threading.Event) -> None:
 
 
 def _barrier(run_dir: Path, stop: threading.Event) -> dict[str, Any] | None:
-    """The run's own record once it has its origin; None when that never comes."""
-    until_s = time.monotonic() + BARRIER_S
-    while not stop.wait(0.02) and time.monotonic() < until_s:
+    """The run's own record once it has its origin; None when asked to stop before. The conductor sets the limit."""
+    while not stop.wait(0.02):
         if "origin_monotonic_s" in (run := read_run_json(run_dir)):
             return run
     return None
 
 
-def die_with_parent(parent: int) -> None:
-    """Be told to stop when the conductor dies, however it dies; at once when it already has."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 def main() -> None:
     """Watch a run until SIGTERM or the death of the conductor. Ctrl-C is the conductor's to hear."""
-    parent, stop = int(os.environ.get("HARNESS_CONDUCTOR", os.getppid())), threading.Event()
+    conductor, stop = parent.conductor(), threading.Event()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("run_dir", type=Path)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(parent)
+    parent.die_with(conductor)
     watch(arguments.run_dir, stop)
 
 
