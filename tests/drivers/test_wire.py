@@ -98,3 +98,24 @@ def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
     answers, _ = fed(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", 10_000)
     answers.feed(1.0, b"HTTP/1.1 408 Request Timeout\r\n\r\n")
     assert not answers.keep_alive
+
+
+def test_chunks_that_wait_to_be_parsed_keep_their_own_moments() -> None:
+    """A stream's middle is parsed when its end is in sight, and every piece is then dated as it came."""
+    events = [b'data: {"n":%d}\n\n' % number for number in range(4)] + [b"data: [DONE]\n\n"]
+    answers, reply = Answers(), Reply()
+    answers.expect(reply, True)
+    answers.feed(0.0, CHUNKED)
+    for moment, event in enumerate(events, start=1):
+        answers.feed(float(moment), b"%x\r\n%b\r\n" % (len(event), event))
+    assert reply.pieces == [(float(moment), event) for moment, event in enumerate(events, start=1)]
+
+
+def test_what_was_not_parsed_is_caught_up_with() -> None:
+    """A stream that breaks off keeps the chunks that came, and bytes among them that are no HTTP are found."""
+    event = b"data: {}\n\n"
+    for size, broken in ((len(event), Outcome.OPEN), (1, Outcome.MALFORMED)):
+        answers, reply = fed(CHUNKED, 10_000, stream=True)
+        answers.feed(1.0, b"%x\r\n%b\r\n" % (size, event))
+        answers.catch_up()
+        assert (len(reply.pieces), reply.broken) == (1, broken)

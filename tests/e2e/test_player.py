@@ -14,6 +14,7 @@ from scripted import Scripted, lay_out, set_origin
 
 from harness import timeline
 from harness.drivers import process as player
+from harness.drivers.part import NICE
 from harness.log import Blocks, read_log
 from harness.model import Event, Outcome, Request
 
@@ -61,6 +62,8 @@ def assert_all_seen(run_dir: Path, workers: int) -> None:
     assert (seen.observations["worker"] == seen.observations["index"] % workers).all()
     (stopped,) = events(run_dir, "stopped")
     assert stopped.detail == {"sent": len(SHORT), "done": len(SHORT), "open": 0, "why": "finished"}
+    (begun,) = events(run_dir, "started")
+    assert begun.detail["nice"] == NICE or any(note.name == "priority" for note in events(run_dir, "note"))
     assert set(seen.series("player.cpu_share")) == {(("worker", str(k)),) for k in range(workers)}
 
 
