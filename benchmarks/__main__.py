@@ -127,7 +127,7 @@ def main() -> int:
     os.chdir(ROOT)
     os.sched_setaffinity(0, {SERVER_CORE})
     shutil.rmtree(FOLDER, ignore_errors=True)
-    bench = Bench(1 if asked.quick else 3, 8.0 if asked.quick else 15.0, asked.realtime)
+    bench = Bench(1 if asked.quick else 3, 8.0 if asked.quick else 12.0, asked.realtime)
     begun = datetime.now(UTC)
     for section in asked.only or SECTIONS:
         getattr(bench, section)()

@@ -82,13 +82,15 @@ def test_overload_fails() -> None:
 
 @contextmanager
 def burners(player: psutil.Process) -> Iterator[None]:
-    """The player's processes share one core with forty burners, each in a session of its own: a fortieth is left."""
+    """The player's processes share one core with forty burners as eager as they, each in a session of its own."""
+    weight = Path(f"/proc/{player.pid}/autogroup").read_text().split()[-1]
     for one in (player, *player.children(recursive=True)):
         os.sched_setaffinity(one.pid, {0})
     with ExitStack() as running:
         for _ in range(40):
             burner = running.enter_context(process(["sh", "-c", "while :; do :; done"]))
             os.sched_setaffinity(burner.pid, {0})
+            Path(f"/proc/{burner.pid}/autogroup").write_text(weight)
         yield
 
 
