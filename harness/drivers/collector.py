@@ -9,17 +9,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import gevent
-
 from harness.drivers.connection import Exchange
 from harness.drivers.health import Health
 from harness.drivers.stream import observe
+from harness.drivers.timer import Slices
 from harness.log import Log, ObservationLog
 from harness.model import Event, Observation, Outcome, Reading, Request
 
-SLICE_S = 0.001
 BACKLOG = 10_000  # answers that wait to be read: some 150 MB of streams
-YIELD_S = 0.0005  # not 0, which gives other greenlets a turn but not the sockets
 SAMPLES = 5  # of each outcome and status: enough to see what went wrong, few enough to read
 SAMPLE_BYTES = 300
 _AS_PLANNED = (Outcome.OK, Outcome.REJECTED_AS_EXPECTED, Outcome.CANCELLED_BY_US, Outcome.OPEN)
@@ -51,14 +48,11 @@ class Collector:
 
         A backlog past its bound is worked off whatever it costs: the player is then too busy, and its lags say so.
         """
-        began_s = slice_s = time.monotonic()
-        while self._over and (slice_s - began_s < limit_s or len(self._over) > BACKLOG):
+        slices, end_s = Slices(), time.monotonic() + limit_s
+        while self._over and (time.monotonic() < end_s or len(self._over) > BACKLOG):
             self._write(self._over.popleft())
             poll()
-            now_s = time.monotonic()
-            if now_s - slice_s > SLICE_S:
-                gevent.sleep(YIELD_S)
-                slice_s = time.monotonic()
+            slices.cut()
 
     def _write(self, exchange: Exchange) -> None:
         request, reply = exchange.request, exchange.reply

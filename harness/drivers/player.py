@@ -21,7 +21,7 @@ from harness.drivers.collector import Collector
 from harness.drivers.connection import Endpoint, Exchange
 from harness.drivers.pool import Pool
 from harness.drivers.stream import Reply
-from harness.drivers.timer import Nap, Timer
+from harness.drivers.timer import Nap, Slices, Timer
 from harness.model import Outcome, Request, Tag
 
 EARLY_S = 20e-6  # what falls due this soon is sent now: arming a timer for it takes as long
@@ -174,12 +174,13 @@ class Player:
 
     def _look_ahead(self) -> None:
         """Compose what falls due soon, at least the next request, within a bound of memory."""
-        horizon_s = time.monotonic() + AHEAD_S - self._origin_s
+        slices, horizon_s = Slices(), time.monotonic() + AHEAD_S - self._origin_s
         while self._next_line < len(self._lines) and (
             not self._ahead or (self._ahead[-1].request.due_s < horizon_s and self._ahead_bytes < AHEAD_BYTES)
         ):
             self._compose_next()
             self.poll()
+            slices.cut()
 
     def _compose_next(self) -> None:
         if self._next_line < len(self._lines):

@@ -44,10 +44,13 @@ def test_nothing_measured_meets_nothing() -> None:
     assert [g.number for g in judged(Results())] == list(range(1, 12))
 
 
-@pytest.mark.parametrize(("peer_cpu_s", "outcome"), [(2.1, MET), (1.9, NOT_MET)])
-def test_ratio_decides(peer_cpu_s: float, outcome: str) -> None:
-    """A peer's CPU is set against ours in the run just before it, and noise is no excuse."""
-    cost = [trial(noise_s=NOISY), trial("locust FastHttpUser", cpu_s=peer_cpu_s, noise_s=NOISY)]
+@pytest.mark.parametrize(
+    ("peer_cpu_s", "noise_s", "outcome"),
+    [(2.1, CLEAN, MET), (2.1, NOISY, MET), (1.9, CLEAN, NOT_MET), (1.9, NOISY, INCONCLUSIVE)],
+)
+def test_ratio_decides(peer_cpu_s: float, noise_s: float, outcome: str) -> None:
+    """A peer's CPU is set against ours in the run just before it; noise excuses a miss, and never makes one."""
+    cost = [trial(noise_s=noise_s), trial("locust FastHttpUser", cpu_s=peer_cpu_s, noise_s=noise_s)]
     assert goal(2, cost=cost).outcome == outcome
 
 
