@@ -107,6 +107,12 @@ class Trial:
         return moments
 
     @property
+    def departures_s(self) -> np.ndarray:
+        """When those of them that the server's log confirms were sent, by the client's own records."""
+        _, claims = self.matched
+        return np.sort(claims["sent_s"])
+
+    @property
     def send_lag_s(self) -> np.ndarray:
         """Sent minus due, by the client's own records."""
         _, claims = self.matched
