@@ -34,7 +34,7 @@ check: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	.venv/bin/pytest tests -m "not e2e and not vllm"
+	.venv/bin/pytest tests -n 2 -m "not e2e and not vllm"
 
 # Ours beside its peers, as ratios, and the goals of the benchmarks' README.
 bench: setup

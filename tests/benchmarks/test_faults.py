@@ -1,8 +1,11 @@
 """A fault is there while it is said to be, and gone after."""
 
 import psutil
+import pytest
 
 from benchmarks.faults import blocked_loop, hog
+
+pytestmark = pytest.mark.e2e  # starts real processes
 
 
 def test_blocked_loop_blocks_and_lets_go() -> None:

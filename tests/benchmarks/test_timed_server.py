@@ -8,6 +8,9 @@ import pytest
 
 from benchmarks.server import TimedServer, Timing
 
+pytestmark = pytest.mark.e2e  # starts real processes
+
+
 TIMING = Timing(ttft_s=0.020, itl_s=0.002, chunks=8, plain_s=0.010, stall_s=0.3)
 DUE_LAST_S = TIMING.ttft_s + 7 * TIMING.itl_s
 

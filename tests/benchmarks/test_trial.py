@@ -13,6 +13,9 @@ from benchmarks.machine import have_two_cores
 from benchmarks.server import TRUTH, TimedServer, Timing
 from benchmarks.trial import CLAIM, FailedError, Load, paired, run, spread
 
+pytestmark = pytest.mark.e2e  # starts real processes
+
+
 SCRIPT = """
 import http.client, sys, time
 port, count = int(sys.argv[1].rsplit(":", 1)[1]), int(sys.argv[2])

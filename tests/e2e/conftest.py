@@ -9,12 +9,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from running import ROOT, harness, simulated_engine
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.e2e)
-
-
 @pytest.fixture(scope="module")
 def stack() -> Iterator[None]:
     """The local stack with the simulated engine, up for the tests of one module."""

@@ -198,7 +198,9 @@ gates = [Gate(n, 1, TypeAdapter(GATES[n]).validate_python(v)) for n, v in (
 told = judge(timeline.read(Path(sys.argv[1])), gates, "none", "", {})
 to_json(told)
 used = resource.getrusage(resource.RUSAGE_SELF)
-print([f.verdict.value for f in told.findings].count("PASS"), used.ru_maxrss * 1024, used.ru_utime + used.ru_stime)
+status = Path("/proc/self/status").read_text()  # ru_maxrss would count what the test's own process held before exec
+peak_kb = status.split("VmHWM:")[1].split()[0]
+print([f.verdict.value for f in told.findings].count("PASS"), int(peak_kb) * 1024, used.ru_utime + used.ru_stime)
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
     passed, peak_bytes, cpu_s = map(float, done.stdout.split())
