@@ -18,7 +18,7 @@ import numpy as np
 
 from harness.judge import measures, statistics
 from harness.judge.counts import lasting, percent, seconds
-from harness.model import Finding, Judgement, Outcome, Window
+from harness.model import Finding, Judgement, Outcome, Tag, Window
 from harness.timeline import Timeline
 
 NEVER_SENT = 0.01
@@ -39,16 +39,21 @@ def believe(timeline: Timeline, windows: Sequence[Window], tightest_s: float | N
     lag_limit_s = LAG_S if tightest_s is None else max(LEAST_LAG_S, LAG_OF_LIMIT * tightest_s)
     due = np.logical_or.reduce([timeline.within(window) for window in windows])
     send_lag = _lag("send_lag", send_lag_s(timeline, due), lag_limit_s, "requests were sent late")
-    receive_lag = _lag("receive_lag", receive_lag_s(timeline, due), lag_limit_s, "answers were read late")
+    receive_limit_s = max(LAG_S, lag_limit_s)
+    receive_lag = _lag("receive_lag", receive_lag_s(timeline, due), receive_limit_s, "answers were read late")
     if not measures.answered(timeline, due).any():
         receive_lag = _finding("receive_lag", True, "no request was answered: nothing was left unread", "", {"n": 0})
-    near = max(float(lag.figures.get("measured_s", 0.0)) for lag in (send_lag, receive_lag)) > NEAR * lag_limit_s
+    near = any(
+        float(lag.figures.get("measured_s", 0.0)) > NEAR * limit_s
+        for lag, limit_s in ((send_lag, lag_limit_s), (receive_lag, receive_limit_s))
+    )
     return (
         _finished(timeline),
         _records(timeline),
         _never_sent(timeline, due),
         send_lag,
         receive_lag,
+        _first_tokens(timeline, due, lag_limit_s),
         _rate(timeline, windows, lag_limit_s),
         _cpu(timeline, windows),
         _waiting(timeline, windows, "run_delay", "the busiest player waited for a core for {} of the time", near),
@@ -65,6 +70,17 @@ def send_lag_s(timeline: Timeline, mask: np.ndarray) -> np.ndarray:
 def receive_lag_s(timeline: Timeline, mask: np.ndarray) -> np.ndarray:
     """The longest time each answer's bytes lay unread; of requests that have an answer."""
     return np.asarray(timeline.observations["receive_lag_s"][measures.answered(timeline, mask)], dtype=np.float64)
+
+
+def _first_tokens(timeline: Timeline, due: np.ndarray, limit_s: float) -> Finding:
+    """What lies unread is dated by the kernel all the same; only a first token that shared its read with later ones has
+    lost its own date, and is dated too late by as long as it lay at most."""
+    answered = measures.answered(timeline, due)
+    shared = (timeline.observations["tags"][answered] & Tag.COALESCED) > 0
+    doubt_s = np.where(shared, timeline.observations["receive_lag_s"][answered].astype(np.float64), 0.0)
+    if not len(doubt_s):
+        return _finding("first_tokens", True, "no request was answered: no first token is in doubt", "", {"n": 0})
+    return _lag("first_tokens", doubt_s, limit_s, "first tokens were read together with later ones")
 
 
 def _finding(gate: str, held: bool, why: str, limit: str, figures: Mapping[str, Any]) -> Finding:
