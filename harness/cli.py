@@ -178,7 +178,7 @@ def main() -> None:
         _fail("interrupted before anything was sent", EXIT_INTERRUPTED)
     except OSError as trouble:
         _fail(f"{trouble.filename or 'the run'}: {trouble.strerror or trouble}", EXIT_CODE[Judgement.INVALID])
-    except Exception:
+    except Exception:  # ours: Python would exit 1, and 1 is what FAIL exits with
         traceback.print_exc()
         sys.exit(EXIT_CODE[Judgement.INVALID])
 

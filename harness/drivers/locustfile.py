@@ -58,7 +58,7 @@ def _run(role: Alone) -> None:
     try:
         role.run()
         environment.process_exit_code = 0
-    except Exception:
+    except Exception:  # in a greenlet it would end nothing: the process must, with 1
         traceback.print_exc()
     finally:
         role.over.set()

@@ -90,7 +90,7 @@ class Exchange(asyncio.Protocol):
         self._path, self._headers, self._body = b"", {}, []
         try:
             answer = self._handler(path, headers, body)
-        except Exception:
+        except Exception:  # a mistake of ours answers one request with 500; the others go on
             log.exception("no answer to %s", path)
             answer = Answer(500)
         if isinstance(answer, Answer):
