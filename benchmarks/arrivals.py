@@ -3,6 +3,7 @@
 Pure functions of moments and rate. They say nothing about latency.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,32 +15,53 @@ DISPERSION_LIMITS = (0.8, 1.2)
 
 @dataclass(frozen=True)
 class Regularity:
-    """`variation` of the gaps and `dispersion` of counts in windows of 100 ms (both 1 for Poisson); `ks` x sqrt(n)."""
+    """`variation` of the gaps and `dispersion` of counts in windows of 100 ms (both 1 for Poisson); `ks` x sqrt(n).
+
+    `doubt` is one standard error of a true Poisson stream's dispersion over as many windows.
+    """
 
     variation: float
     dispersion: float
     ks: float
+    doubt: float
 
     @property
     def poisson(self) -> bool:
+        return self.ks < KS_LIMIT and self.off_dispersion == 0
+
+    @property
+    def off_dispersion(self) -> float:
+        """By how many standard errors the dispersion is outside its limits; 0 inside."""
         low, high = DISPERSION_LIMITS
-        return self.ks < KS_LIMIT and low <= self.dispersion <= high
+        return max(low - self.dispersion, self.dispersion - high, 0.0) / self.doubt
 
 
-def regularity(moments_s: np.ndarray, rate_per_s: float) -> Regularity:
-    """The figures of sorted moments against the asked rate; needs 3 moments or more."""
-    gaps = np.diff(np.sort(moments_s))
-    windows = int((moments_s.max() - moments_s.min()) / WINDOW_S)
-    counts, _ = np.histogram(moments_s - moments_s.min(), bins=max(1, windows), range=(0, max(1, windows) * WINDOW_S))
+def regularity(streams: Sequence[tuple[np.ndarray, float]]) -> Regularity:
+    """The figures of independent streams (moments, asked rate) taken together; each needs 3 moments or more.
+
+    Gaps and counts are set against what the asked rate expects, so streams of different rates pool.
+    """
+    gaps = np.concatenate([np.diff(np.sort(moments_s)) * rate_per_s for moments_s, rate_per_s in streams])
+    excess = np.concatenate([_excess(moments_s, rate_per_s) for moments_s, rate_per_s in streams])
     return Regularity(
         variation=float(gaps.std() / gaps.mean()),
-        dispersion=float(counts.var() / counts.mean()),
-        ks=_ks(gaps, rate_per_s) * float(np.sqrt(len(gaps))),
+        dispersion=float(excess.mean()),
+        ks=_ks(gaps) * float(np.sqrt(len(gaps))),
+        doubt=float(np.sqrt(2 / len(excess))),
     )
 
 
-def _ks(gaps_s: np.ndarray, rate_per_s: float) -> float:
-    """Largest distance between the gaps' distribution and the exponential one of this rate."""
-    law = 1 - np.exp(-rate_per_s * np.sort(gaps_s))
-    n = len(gaps_s)
+def _excess(moments_s: np.ndarray, rate_per_s: float) -> np.ndarray:
+    """For each window of 100 ms, the squared distance of its count from the expected one, over the expected one."""
+    windows = max(1, int((moments_s.max() - moments_s.min()) / WINDOW_S))
+    counts, _ = np.histogram(moments_s - moments_s.min(), bins=windows, range=(0, windows * WINDOW_S))
+    expected = rate_per_s * WINDOW_S
+    squares: np.ndarray = (counts - expected) ** 2 / expected
+    return squares
+
+
+def _ks(gaps: np.ndarray) -> float:
+    """Largest distance between the distribution of gaps, in units of the mean one, and the exponential law."""
+    law = 1 - np.exp(-np.sort(gaps))
+    n = len(gaps)
     return float(max((np.arange(1, n + 1) / n - law).max(), (law - np.arange(n) / n).max()))

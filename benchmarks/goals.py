@@ -12,7 +12,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.arrivals import DISPERSION_LIMITS, KS_LIMIT, regularity
+from benchmarks.arrivals import KS_LIMIT, regularity
 from benchmarks.ours import FLAGGED, run_of
 from benchmarks.trial import Trial, spread
 
@@ -162,35 +162,53 @@ def _sees_the_stall(results: Results) -> Judged:
 
 
 def _arrives_as_poisson(results: Results) -> Judged:
-    ours = [trial for section in ("send", "timing", "workers") for trial in results.trials.get(section, ())]
-    if not ours:
-        return "", NOT_RUN
-    # Gaps as they were sent: the server, busy with its chunks, reads neighbours at once. Counts as they were read.
-    ks = [regularity(trial.departures_s, trial.load.rate_per_s).ks for trial in ours]
-    dispersion = [regularity(trial.arrivals_s, trial.load.rate_per_s).dispersion for trial in ours]
-    said = (
-        f"{len(ours)} runs: KS x sqrt(n) up to {max(ks):.2f}, dispersion {min(dispersion):.2f} to {max(dispersion):.2f}"
-    )
-    low, high = DISPERSION_LIMITS
-    good = max(ks) < KS_LIMIT and low <= min(dispersion) and max(dispersion) <= high
-    if good and not any("workers" in trial.client for trial in ours):
-        return said + "; union of workers not run", NOT_RUN
-    return said, _judged(good, ours)
+    """Of the runs that are to look Poisson at the scale of their gaps: at hundreds a second and one worker, what the
+    gaps show is how long a send takes, which goal 3 judges."""
+    pools = {
+        "one worker": results.of("cost"),
+        "two workers": [trial for trial in results.trials.get("workers", ()) if trial.client != "harness"],
+    }
+    said, outcome = [], MET
+    for name, pool in pools.items():
+        if not pool:
+            said.append(f"{name}: {NOT_RUN}")
+            outcome = NOT_RUN if outcome == MET else outcome
+            continue
+        streams = [(trial.arrivals_s, trial.load.rate_per_s) for trial in pool]
+        together, ks = regularity(streams), median(regularity([stream]).ks for stream in streams)
+        said.append(
+            f"{name}: KS x sqrt(n) {ks:.2f} (median of {len(pool)} runs), "
+            f"dispersion {together.dispersion:.2f} +- {together.doubt:.2f}"
+        )
+        if ks >= KS_LIMIT or together.off_dispersion > 2:
+            outcome = _missed(pool)
+        elif together.off_dispersion and outcome != NOT_MET:
+            outcome = INCONCLUSIVE
+    return "; ".join(said), outcome
 
 
 def _notices_faults(results: Results) -> Judged:
-    faulty = results.trials.get("faults", [])
-    every = [t for section, trials in results.trials.items() if section != "faults" for t in trials]
-    clean = [t for t in every if t.client.startswith("harness") and not noisy([t]) and not t.disturbed]
-    if not faulty:
+    """A flag in a run that strangers disturbed is no false one; a run without a flag is clean whoever disturbed it."""
+    every = [trial for trials in results.trials.values() for trial in trials if trial.client.startswith("harness")]
+    sound = [trial for trial in every if _undisturbed(trial)]
+    moved = [trial for trial in every if not _undisturbed(trial) and _ttft_moved(trial)]
+    if not results.trials.get("faults"):
         return "", NOT_RUN
-    moved = [trial for trial in faulty if _ttft_moved(trial)]
     caught = sum(trial.exit_code == FLAGGED for trial in moved)
-    false = sum(trial.exit_code == FLAGGED for trial in clean)
-    said = f"{caught} of {len(moved)} faults that moved TTFT flagged; {false} flags in {len(clean)} clean runs"
+    flagged = [trial for trial in sound if trial.exit_code == FLAGGED]
+    false, excused = sum(not noisy([trial]) for trial in flagged), sum(noisy([trial]) for trial in flagged)
+    clean = len(sound) - excused
+    said = f"{caught} of {len(moved)} faults that moved TTFT flagged; {false} flags in {clean} clean runs"
+    if excused:
+        said += f" ({excused} more flagged under noise)"
     if caught < len(moved) or false:
         return said, NOT_MET
-    return said, MET if len(clean) >= CLEAN_RUNS and moved else INCONCLUSIVE
+    return said, MET if clean >= CLEAN_RUNS and moved else INCONCLUSIVE
+
+
+def _undisturbed(trial: Trial) -> bool:
+    """Whether nothing was done to a run of ours on purpose. Two workers on the client's one core are a fault."""
+    return trial.client == "harness" and not trial.disturbed
 
 
 def _ttft_moved(trial: Trial) -> bool:

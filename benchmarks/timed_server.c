@@ -1,8 +1,9 @@
 // An OpenAI-like server whose timing is known exactly: the ruler that the benchmarks measure clients with.
 //
 // It answers chat and text completions, streamed and plain, at the moments its flags say, and notes for every
-// request when it was fully read and when the first and the last chunk were handed to the kernel, on CLOCK_MONOTONIC,
-// which is also Python's time.monotonic() and time.perf_counter(). It generates no text, checks no model name and speaks no TLS.
+// request when its last byte arrived (by the kernel's receive stamp: a ruler that is busy writing chunks must not make
+// the client look late) and when the first and the last chunk were handed to the kernel, on CLOCK_MONOTONIC, which is
+// also Python's time.monotonic() and time.perf_counter(). It generates no text, checks no model name and speaks no TLS.
 //
 // One thread: epoll for sockets, a heap of due moments, and a wait with nanosecond timeout between the two.
 //
@@ -50,6 +51,7 @@ typedef struct {
     int fd;
     char *in, *out;
     size_t in_len, in_cap, out_len, out_pos, out_cap;
+    int64_t heard_ns;                       // when the bytes read last arrived
     size_t head_len, body_len;              // of the request now arriving; head_len 0: its head is not complete
     int answering, watching_writes, is_chat, wants_usage;
     int64_t due_ns;                         // when the next chunk is to be written
@@ -233,7 +235,7 @@ static int write_due(Conn *c) {
 
 static void begin_answer(Conn *c, const char *head, const char *body) {
     memset(&c->now, 0, sizeof c->now);
-    c->now.read_ns = now_ns();
+    c->now.read_ns = c->heard_ns;
     begun++;
     if (!first_request_ns) first_request_ns = c->now.read_ns;
     const char *id = strcasestr(head, "\r\nx-request-id:");             // head ends with a zero byte here
@@ -247,7 +249,7 @@ static void begin_answer(Conn *c, const char *head, const char *body) {
     c->now.streamed = stream && stream[8 + strspn(stream + 8, ": ")] == 't';
     c->wants_usage = memmem(body, c->body_len, "\"include_usage\"", 15) != NULL;
     c->answering = 1;
-    c->due_ns = c->now.read_ns + (c->now.streamed ? flags.ttft_ns : flags.plain_ns);
+    c->due_ns = now_ns() + (c->now.streamed ? flags.ttft_ns : flags.plain_ns);
 }
 
 static void put_log(Conn *c) {
@@ -315,7 +317,7 @@ static int take_requests(Conn *c) {
         memmove(c->in, c->in + taken, c->in_len + 1);                   // with the zero byte behind
         c->head_len = c->body_len = 0;
         if (!c->answering) { if (flush(c) < 0) return -1; continue; }
-        if (c->due_ns <= c->now.read_ns) return write_due(c);           // a delay of zero needs no timer
+        if (c->due_ns <= now_ns()) return write_due(c);                  // a delay of zero needs no timer
         heap_push(c);
     }
     return 0;
@@ -340,6 +342,7 @@ static int listen_on(int port) {
 static void accept_all(int listener) {
     for (int fd, on = 1; (fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0;) {
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
         Conn *c = grown(NULL, sizeof *c);
         memset(c, 0, sizeof *c);
         c->fd = fd;
@@ -360,13 +363,31 @@ static void drop(Conn *c) {
     free(c);
 }
 
+// The kernel's stamp of what was just read, on our clock; now, when it carries none or the wall clock has been set.
+static int64_t stamp_ns(struct msghdr *message) {
+    struct timespec stamp, wall;
+    int64_t now = now_ns();
+    clock_gettime(CLOCK_REALTIME, &wall);
+    for (struct cmsghdr *m = CMSG_FIRSTHDR(message); m; m = CMSG_NXTHDR(message, m)) {
+        if (m->cmsg_level != SOL_SOCKET || m->cmsg_type != SCM_TIMESTAMPNS) continue;
+        memcpy(&stamp, CMSG_DATA(m), sizeof stamp);
+        int64_t ago = (wall.tv_sec - stamp.tv_sec) * NS + wall.tv_nsec - stamp.tv_nsec;
+        return ago < 0 || ago > NS ? now : now - ago;
+    }
+    return now;
+}
+
 // Reads all that is there. Returns -1 when the client is gone.
 static int read_all(Conn *c) {
     for (;;) {
         if (c->in_len + 1 >= c->in_cap) c->in = grown(c->in, c->in_cap = c->in_cap ? 2 * c->in_cap : 4096);
-        ssize_t n = recv(c->fd, c->in + c->in_len, c->in_cap - c->in_len - 1, 0);
+        char control[CMSG_SPACE(sizeof(struct timespec))];
+        struct iovec room = {c->in + c->in_len, c->in_cap - c->in_len - 1};
+        struct msghdr message = {.msg_iov = &room, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+        ssize_t n = recvmsg(c->fd, &message, 0);
         if (n < 0 && errno == EAGAIN) return take_requests(c);
         if (n <= 0) return -1;
+        c->heard_ns = stamp_ns(&message);
         c->in_len += (size_t)n;
         c->in[c->in_len] = 0;
     }

@@ -102,15 +102,9 @@ class Trial:
 
     @property
     def arrivals_s(self) -> np.ndarray:
-        """When the server read the requests of the steady part."""
+        """When the server received the requests of the steady part."""
         moments: np.ndarray = self.truth["read_s"][self._steady(self.truth)]
         return moments
-
-    @property
-    def departures_s(self) -> np.ndarray:
-        """When those of them that the server's log confirms were sent, by the client's own records."""
-        _, claims = self.matched
-        return np.sort(claims["sent_s"])
 
     @property
     def send_lag_s(self) -> np.ndarray:
@@ -120,13 +114,13 @@ class Trial:
 
     @property
     def ttft_error_s(self) -> np.ndarray:
-        """Reported TTFT minus (first chunk written - request read)."""
+        """Reported TTFT minus (first chunk written - request received)."""
         truth, claims = self.matched
         return _known(claims["ttft_s"] - (truth["first_s"] - truth["read_s"]))
 
     @property
     def e2e_error_s(self) -> np.ndarray:
-        """Reported end-to-end latency minus (last chunk written - request read)."""
+        """Reported end-to-end latency minus (last chunk written - request received)."""
         truth, claims = self.matched
         return _known(claims["e2e_s"] - (truth["last_s"] - truth["read_s"]))
 

@@ -11,6 +11,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ RECORD = np.dtype(
 BLOCK_BYTES = 1 << 18
 
 
+@cache
+def _gaps_of(count: int) -> struct.Struct:
+    """The format of so many gaps: making it anew takes as long as packing them."""
+    return struct.Struct(f"<{count}f")
+
+
 class ObservationLog:
     """Spools observations to `path` in blocks; `flush` makes the block at hand readable by others.
 
@@ -57,7 +64,7 @@ class ObservationLog:
     def append(self, seen: Observation) -> None:
         gaps_s = seen.gaps_s
         self._records += _RECORD.pack(*seen[:-1], len(gaps_s))
-        self._gaps += struct.pack(f"<{len(gaps_s)}f", *gaps_s)
+        self._gaps += _gaps_of(len(gaps_s)).pack(*gaps_s)
         self._count += 1
         if len(self._records) + len(self._gaps) >= BLOCK_BYTES:
             self.flush()

@@ -1,7 +1,7 @@
 """Takes requests that are over and writes them down, between due times and never in their way.
 
-`take` is called in the event loop and only appends. `work` runs in a greenlet: it reads one answer at a time, polls
-the schedule after each, and lets the sockets have their turn before a millisecond is over.
+`take` is called in the event loop and only appends. `work` runs in a greenlet: it reads one answer at a time, when the
+schedule leaves room for it, and lets the sockets have their turn before a millisecond is over.
 """
 
 import time
@@ -17,6 +17,9 @@ from harness.log import Log, ObservationLog
 from harness.model import Event, Observation, Outcome, Reading, Request
 
 BACKLOG = 10_000  # answers that wait to be read: some 150 MB of streams
+FIRST_GAP_S = 0.004  # what the gap between tokens is taken to be until an answer has shown it
+FORGOTTEN = 0.01  # of the fastest stream, with each that is slower
+ANSWER_COST_S, PIECE_COST_S = 50e-6, 10e-6  # of reading an answer
 SAMPLES = 5  # of each outcome and status: enough to see what went wrong, few enough to read
 SAMPLE_BYTES = 300
 _AS_PLANNED = (Outcome.OK, Outcome.REJECTED_AS_EXPECTED, Outcome.CANCELLED_BY_US, Outcome.OPEN)
@@ -25,6 +28,7 @@ _AS_PLANNED = (Outcome.OK, Outcome.REJECTED_AS_EXPECTED, Outcome.CANCELLED_BY_US
 class Collector:
     """Writes worker `worker`'s logs in the run directory. `seen`, if any, is told of every observation.
 
+    `gap_s` is how far apart the tokens of the fastest stream of late came, on average.
     Raises OSError from `work` and `measure` when the disk takes no more.
     """
 
@@ -37,27 +41,29 @@ class Collector:
         self._over: deque[Exchange] = deque()
         self._samples: Counter[tuple[Outcome, int]] = Counter()
         self._health = Health()
-        self._origin_s = 0.0
+        self._origin_s, self.gap_s = 0.0, FIRST_GAP_S
         self.take = self._over.append
 
     def begin(self, origin_s: float) -> None:
         self._origin_s, self._health = origin_s, Health()
 
-    def work(self, poll: Callable[[], None], limit_s: float) -> None:
+    def work(self, slices: Slices, limit_s: float) -> None:
         """Read and write what is over, for `limit_s` at most while traffic flows: the rest waits for a quieter time.
 
         A backlog past its bound is worked off whatever it costs: the player is then too busy, and its lags say so.
         """
-        slices, end_s = Slices(), time.monotonic() + limit_s
+        end_s = time.monotonic() + limit_s
         while self._over and (time.monotonic() < end_s or len(self._over) > BACKLOG):
+            slices.cut(ANSWER_COST_S + PIECE_COST_S * len(self._over[0].reply.pieces))
             self._write(self._over.popleft())
-            poll()
-            slices.cut()
 
     def _write(self, exchange: Exchange) -> None:
         request, reply = exchange.request, exchange.reply
         observation = observe(request, reply, self._origin_s, self._worker)
         self._observations.append(observation)
+        if gaps := len(observation.gaps_s):
+            gap_s = (observation.last_token_s - observation.first_token_s) / gaps
+            self.gap_s = min(gap_s, self.gap_s * (1 + FORGOTTEN))
         if self._seen is not None:
             self._seen(request, observation, sum(len(piece) for _, piece in reply.pieces))
         kind = (observation.outcome, observation.status)

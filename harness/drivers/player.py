@@ -28,7 +28,9 @@ EARLY_S = 20e-6  # what falls due this soon is sent now: arming a timer for it t
 TICK_S = 0.25  # between two rounds of composing ahead and of collecting
 AHEAD_S = 0.75
 AHEAD_BYTES = 32 << 20
-NAP_S = 0.0011  # events of 1,000 streams a second come 35 in a millisecond; no gap between tokens is as short
+COMPOSE_COST_S = 200e-6  # of a request of a few thousand tokens
+MOST_NAP_S = 0.0025
+NAPS_PER_GAP = 4  # two tokens that waited unread together would share the later one's stamp
 MEASURE_S = 1.0 - TICK_S
 DRAIN_S = 1.0  # for answers still open when the run is asked to stop
 WARM_LIMIT_S = 5.0
@@ -100,7 +102,7 @@ class Player:
             if (self._all_sent and not self.pool.in_flight) or now_s > end_s:
                 return self._finish()
             self._look_ahead()
-            self._collector.work(self.poll, TICK_S)
+            self._collector.work(self._slices(), TICK_S)
             self.pool.sweep(now_s, self._time_limit_s)
             if now_s - measured_s > MEASURE_S:
                 self._collector.measure(self._gauges())
@@ -113,7 +115,7 @@ class Player:
         self._timer.close()
         self._nap.close()
         self.pool.abandon()
-        self._collector.work(lambda: None, _FOR_EVER)
+        self._collector.work(self._slices(), _FOR_EVER)
         self._collector.measure(self._gauges())
         why = "asked" if self._asked else "finished"
         return Played(sent=self.sent, done=self.sent - left_open, open=left_open, why=why)
@@ -128,6 +130,12 @@ class Player:
             except OSError as error:  # raised in a callback it would only be printed
                 self._failure, self.pool.next_s = error, _FOR_EVER
 
+    def _slices(self) -> Slices:
+        return Slices(self.poll, self._room_s)
+
+    def _room_s(self) -> float:
+        return self.pool.next_s - time.monotonic()
+
     def _wake(self) -> None:
         self._armed_s = _FOR_EVER
         self.poll()
@@ -137,7 +145,8 @@ class Player:
         """How long nobody needs the loop: not past the next due moment, and not while a connection presses."""
         if self.pool.pressing or not self.pool.in_flight:
             return 0.0
-        return min(NAP_S, self.pool.next_s - time.monotonic())
+        nap_s = min(MOST_NAP_S, self._collector.gap_s / NAPS_PER_GAP)
+        return min(nap_s, self._room_s())
 
     def _schedule(self) -> None:
         """Wake in time for what is next. A timer armed for something already done costs less than arming it anew."""
@@ -174,13 +183,12 @@ class Player:
 
     def _look_ahead(self) -> None:
         """Compose what falls due soon, at least the next request, within a bound of memory."""
-        slices, horizon_s = Slices(), time.monotonic() + AHEAD_S - self._origin_s
+        slices, horizon_s = self._slices(), time.monotonic() + AHEAD_S - self._origin_s
         while self._next_line < len(self._lines) and (
             not self._ahead or (self._ahead[-1].request.due_s < horizon_s and self._ahead_bytes < AHEAD_BYTES)
         ):
+            slices.cut(COMPOSE_COST_S)
             self._compose_next()
-            self.poll()
-            slices.cut()
 
     def _compose_next(self) -> None:
         if self._next_line < len(self._lines):

@@ -17,6 +17,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLOCK_MONOTONIC, _TFD_TIMER_ABSTIME = 1, 1
 _READ = 1
 _SLICE_S = 0.001
+_PATIENCE = 4  # times its own cost, a piece may wait: a schedule that is always near must not stop the work
 _TURN_S = 0.0005  # not 0, which gives other greenlets a turn but not the sockets
 _WAKE_S = 100e-6  # what waking takes: no nap ends later than this before the next due moment
 _sleep = get_original("time", "sleep")  # locust makes of time.sleep a greenlet's
@@ -51,16 +52,30 @@ class Timer:
 
 
 class Slices:
-    """Work of a greenlet, cut so that no socket waits for more than a millisecond of it."""
+    """Work of a greenlet beside a schedule, in pieces: no socket waits for more than a millisecond of it, and no piece
+    begins that would keep the schedule waiting, if some patience helps.
 
-    def __init__(self) -> None:
-        self._began_s = time.monotonic()
+    `poll` is the schedule's, `room_s` how long until it wants to be polled next.
+    """
 
-    def cut(self) -> None:
-        """Called between two small pieces of the work: lets the sockets have their turn when it is due."""
+    def __init__(self, poll: Callable[[], None], room_s: Callable[[], float]) -> None:
+        self._poll, self._room_s = poll, room_s
+        self._began_s, self._patience_s = time.monotonic(), 0.0
+
+    def cut(self, cost_s: float) -> None:
+        """Called before each piece, of some `cost_s`: polls the schedule, and lets the sockets have their turn."""
+        self._poll()
+        self._patience_s += _PATIENCE * cost_s
         if time.monotonic() - self._began_s > _SLICE_S:
-            gevent.sleep(_TURN_S)
-            self._began_s = time.monotonic()
+            self._turn()
+        while self._patience_s > 0 and self._room_s() < cost_s:
+            self._patience_s -= self._turn()
+
+    def _turn(self) -> float:
+        left_s = time.monotonic()
+        gevent.sleep(_TURN_S)
+        self._began_s = time.monotonic()
+        return self._began_s - left_s
 
 
 class Nap:

@@ -1,5 +1,6 @@
 """Goals are judged from what was measured: noise excuses time and never cost, and what did not run is not met."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from benchmarks.server import TRUTH
 from benchmarks.trial import CLAIM, Load, Trial
 
 CLEAN, NOISY = 0.0, 0.5
-LOAD = Load(600, 2)
+LOAD = Load(600, 10)
 
 
 def trial(
@@ -21,9 +22,10 @@ def trial(
     noise_s: float = CLEAN,
     exit_code: int = 0,
     fault: str = "",
+    seed: int = 3,
 ) -> Trial:
     """A run of 1000 steady requests whose sends were all late by `late_s` and its durations right."""
-    moments = np.cumsum(np.random.default_rng(3).exponential(1 / LOAD.rate_per_s, LOAD.requests))
+    moments = np.cumsum(np.random.default_rng(seed).exponential(1 / LOAD.rate_per_s, LOAD.requests))
     truth, claims = np.zeros(LOAD.requests, TRUTH), np.zeros(LOAD.requests, CLAIM)
     truth["id"] = claims["id"] = np.arange(LOAD.requests).astype("U")
     truth["read_s"], truth["first_s"], truth["last_s"], truth["chunks"] = moments, moments + 0.05, moments + 0.36, 32
@@ -94,10 +96,35 @@ def test_flag_on_a_noisy_machine_is_right() -> None:
     assert found.outcome == MET
 
 
+def test_two_workers_on_a_core_are_a_fault() -> None:
+    """Late sends of two workers that share a core must be flagged; sends on time need not be, and prove nothing."""
+    quiet = [trial()] * 20
+    caught = trial("harness, 2 workers", late_s=0.1, exit_code=3)
+    missed = trial("harness, 2 workers", late_s=0.1)
+    faults = [trial(late_s=0.1, exit_code=3, fault="hog")]
+    assert goal(8, faults=faults, send=quiet, workers=[trial("harness, 2 workers"), caught]).outcome == MET
+    assert goal(8, faults=faults, send=quiet, workers=[missed]).outcome == NOT_MET
+
+
+def test_noisy_run_without_a_flag_counts() -> None:
+    """Noise that raised no flag makes a run no less clean; noise that did takes it out of the count."""
+    caught = [trial(late_s=0.1, exit_code=3, fault="hog")]
+    noisy = [trial(noise_s=NOISY)] * 20
+    assert goal(8, faults=caught, send=noisy).outcome == MET
+    assert goal(8, faults=caught, send=[*noisy[1:], trial(noise_s=NOISY, exit_code=3)]).outcome == INCONCLUSIVE
+
+
 def test_arrivals_need_the_union_of_workers() -> None:
     """Poisson arrivals of one worker alone do not meet the goal; with those of two they do."""
-    assert goal(7, send=[trial()]).outcome == NOT_RUN
-    assert goal(7, send=[trial()], workers=[trial("harness, 2 workers")]).outcome == MET
+    assert goal(7, cost=[trial()]).outcome == NOT_RUN
+    assert goal(7, cost=[trial()], workers=[trial("harness, 2 workers")]).outcome == MET
+
+
+def test_arrivals_of_another_rate_are_found_out() -> None:
+    """Either pool alone can miss the goal, and noise makes that inconclusive."""
+    slow = replace(trial("harness, 2 workers"), load=Load(700, 10))
+    assert goal(7, cost=[trial()], workers=[slow]).outcome == NOT_MET
+    assert goal(7, cost=[replace(trial(noise_s=NOISY), load=Load(700, 10))]).outcome == INCONCLUSIVE
 
 
 def test_more_workers_cost() -> None:

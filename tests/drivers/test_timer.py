@@ -1,5 +1,7 @@
 """When the loop wakes: how long a nap is, and when there is none."""
 
+from types import SimpleNamespace
+
 import gevent
 import pytest
 
@@ -29,3 +31,36 @@ def test_a_nap_ends_before_the_next_appointment(monkeypatch: pytest.MonkeyPatch)
 def test_a_loop_that_is_needed_now_takes_no_nap(monkeypatch: pytest.MonkeyPatch, limit_s: float) -> None:
     """Waking takes as long as so short a nap."""
     assert naps(monkeypatch, limit_s) == []
+
+
+class Clock:
+    """A monotonic clock that work and turns move on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.turns = 0.0, 0
+        monkeypatch.setattr(timer, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(timer, "gevent", SimpleNamespace(sleep=self.turn))
+
+    def turn(self, _: float) -> None:
+        self.turns += 1
+        self.now_s += 0.001
+
+
+def test_no_piece_begins_just_before_a_due_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece that does not fit before the schedule wants the loop waits until it does."""
+    clock = Clock(monkeypatch)
+    due_s = [0.0001, 0.0105]
+    slices = timer.Slices(lambda: None, lambda: min(due for due in due_s if due >= clock.now_s) - clock.now_s)
+    slices.cut(0.0004)
+    assert clock.turns == 1
+    slices.cut(0.0004)
+    assert clock.turns == 1
+
+
+def test_a_schedule_that_is_always_near_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience is a few times what the pieces cost, all together, whatever the schedule asks."""
+    clock = Clock(monkeypatch)
+    slices = timer.Slices(lambda: None, lambda: 0.0)
+    for _ in range(1000):
+        slices.cut(0.0001)
+    assert clock.turns <= 1000 * 4 * 0.0001 / 0.001 + 1
