@@ -20,10 +20,10 @@ import orjson
 
 from harness.model import NEVER, Event, Observation, Reading
 
-MAGIC = b"harness observations 1\n"
+MAGIC = b"harness observations 2\n"
 _BLOCK = struct.Struct("<4sIII")  # marker, records, bytes of payload, crc32 of payload
 _MARKER = b"OBS1"
-_RECORD = struct.Struct("<I6d2IHBBHffI")
+_RECORD = struct.Struct("<I6d2IHBBHffBII")
 RECORD = np.dtype(
     [
         ("index", "<u4"),
@@ -36,6 +36,8 @@ RECORD = np.dtype(
         ("worker", "<u2"),
         ("receive_lag_s", "<f4"),
         ("connect_s", "<f4"),
+        ("finish", "u1"),
+        ("shape", "<u4"),
         ("gaps", "<u4"),
     ]
 )

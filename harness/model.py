@@ -41,6 +41,21 @@ class Outcome(IntEnum):
     OPEN = 15  # the run ended first
 
 
+class Finish(IntEnum):
+    """Why an answer ended, by its own word: a closed set, stored as its number."""
+
+    UNSAID = 0
+    STOP = 1
+    LENGTH = 2
+    TOOL_CALLS = 3
+    CONTENT_FILTER = 4
+    OTHER = 5
+
+    @staticmethod
+    def of(reason: str) -> "Finish":
+        return Finish[reason.upper()] if reason.upper() in Finish.__members__ else Finish.OTHER if reason else Finish.UNSAID
+
+
 class Tag(IntFlag):
     """What a reader of one observation must know before trusting its times."""
 
@@ -75,6 +90,12 @@ class Request:
     `text` is a span of bytes in the run's corpus (already escaped for JSON) that holds `prompt_tokens` tokens.
     `flaw` names what is wrong with a bad request and `expect` the answers that are right for it: exact statuses
     ("422") or families ("2xx"). `give_up_s` is the client hanging up that long after sending.
+
+    A captured request is `raw`: `text` is then the span of its whole bytes, head and body, sent as they are but for the
+    rewrites that the plan's header names. Those of one `group` (a captured connection or session) are played by one
+    worker and share connections. One that comes `after` another of its group is due `think_s` after that one's end,
+    and its `due_s` is only the captured moment. `half_close_s` is the client closing its sending side that long after
+    sending.
     """
 
     index: int
@@ -89,6 +110,11 @@ class Request:
     expect: tuple[str, ...] = ("2xx",)
     give_up_s: float | None = None
     headers: tuple[tuple[str, str], ...] = ()
+    raw: bool = False
+    group: int | None = None
+    after: int | None = None
+    think_s: float = 0.0
+    half_close_s: float | None = None
 
     @property
     def good(self) -> bool:
@@ -109,7 +135,8 @@ class Observation(NamedTuple):
 
     A named tuple, for a player makes thousands a second; its order is the order on disk.
     `gaps_s` are the gaps between its content events. `receive_lag_s` is the longest the client left its bytes
-    unread, by the kernel's receive stamps; `connect_s` the handshake when it opened its connection.
+    unread, by the kernel's receive stamps; `connect_s` the handshake when it opened its connection. `shape` is a
+    checksum over the members of a captured request's answer, 0 where nobody asked.
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of an observation
@@ -127,6 +154,8 @@ class Observation(NamedTuple):
     worker: int = 0
     receive_lag_s: float = 0.0
     connect_s: float = 0.0
+    finish: Finish = Finish.UNSAID
+    shape: int = 0
     gaps_s: tuple[float, ...] = ()
 
 

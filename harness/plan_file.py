@@ -76,6 +76,11 @@ def lines(header: PlanHeader, requests: Iterable[Request]) -> Iterator[bytes]:
             ("flaw", r.flaw, ""),
             ("give_up_s", r.give_up_s, None),
             ("headers", r.headers, ()),
+            ("raw", r.raw, False),
+            ("group", r.group, None),
+            ("after", r.after, None),
+            ("think_s", r.think_s, 0.0),
+            ("half_close_s", r.half_close_s, None),
         ):
             if value != default:
                 line[key] = value
@@ -118,6 +123,11 @@ def read_request(line: bytes) -> Request:
         expect=tuple(value.get("expect", ("2xx",))),
         give_up_s=value.get("give_up_s"),
         headers=tuple((k, v) for k, v in value.get("headers", ())),
+        raw=value.get("raw", False),
+        group=value.get("group"),
+        after=value.get("after"),
+        think_s=value.get("think_s", 0.0),
+        half_close_s=value.get("half_close_s"),
     )
 
 

@@ -1,25 +1,17 @@
-"""What bytes and their moments say: from the body of an answer to one Observation.
+"""What bytes and their moments say: from what came back for a request to one Observation.
 
 Pure: no sockets, no clock, no logging. The player keeps (moment, bytes) pairs while traffic flows and calls this when
-the request is over, so nothing here is in the way of a deadline. The rules of server-sent events are WHATWG's
-(https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation) with one leniency: a last
-event without its blank line counts. What cannot be read is MALFORMED; nothing is guessed, repaired or tokenised anew.
+the request is over, so nothing here is in the way of a deadline. `answers` reads the bytes; what cannot be read is
+MALFORMED.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
-import orjson
+from harness.answers import Answer, read_stream, shape_sum
+from harness.model import NEVER, Finish, Observation, Outcome, Request, Tag
 
-from harness.model import NEVER, Observation, Outcome, Request, Tag
-
-_BOM = b"\xef\xbb\xbf"
 _UNTAGGED = Tag(0)
-_FAILED = ("abort", "error")  # reasons to finish that no user asked for
-_RESPONSE_ENDS = {"completed": True, "incomplete": True, "failed": False, "cancelled": False}  # and which are served
-_TEXT_KEYS = ("text", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
 
 
 @dataclass(slots=True)
@@ -39,180 +31,6 @@ class Reply:
     connect_s: float = 0.0
     receive_lag_s: float = 0.0
     tags: Tag = _UNTAGGED
-
-
-# One dispatched event: the moment at which it was complete, its type (`message` unless named), its data. A plain tuple,
-# for there are tens of thousands a second.
-ServerEvent = tuple[float, str, bytes]
-
-
-class EventStream:
-    """Decodes server-sent events from pieces cut anywhere. Works on bytes: U+2028 or a cut character ends no line."""
-
-    def __init__(self) -> None:
-        self.strange_lines = 0  # lines that are no field of the format: a page of HTML has many
-        self._line: list[bytes] = []  # the parts of a line that has not ended
-        self._data: list[bytes] = []
-        self._type = b""
-        self._after_cr = False
-        self._opening = b""  # held until it is known whether the stream opens with a byte order mark
-        self._opened = False
-        self._between = False  # two events: nothing has begun that the next piece could go on with
-
-    def feed(self, at_s: float, piece: bytes) -> list[ServerEvent]:
-        """The events that this piece completes."""
-        if self._between and piece.startswith(b"data: ") and piece.endswith(b"\n\n"):
-            data = piece[6:-2]
-            if data.find(b"\n") < 0 and data.find(b"\r") < 0:  # one data line and its blank line, as nearly all are
-                return [(at_s, "message", data)]
-        if not self._opened:
-            piece = self._opening + piece
-            if len(piece) < len(_BOM) and _BOM.startswith(piece):
-                self._opening = piece
-                return []
-            self._opened, piece = True, piece.removeprefix(_BOM)
-        events = [event for line in self._lines(piece) if (event := self._take(at_s, line)) is not None]
-        self._between = not (self._line or self._data or self._type or self._after_cr)
-        return events
-
-    def close(self, at_s: float) -> list[ServerEvent]:
-        """The stream has ended: the event that lacked its blank line, if there is one."""
-        if line := b"".join((self._opening if not self._opened else b"", *self._line)):
-            self._take(at_s, line)
-        event = self._take(at_s, b"")
-        return [event] if event is not None else []
-
-    def _lines(self, piece: bytes) -> list[bytes]:
-        """The lines that this piece ends: at CR, LF or both."""
-        if self._after_cr and piece:
-            piece, self._after_cr = piece.removeprefix(b"\n"), False
-        if b"\r" in piece:
-            self._after_cr = piece.endswith(b"\r")
-            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *lines, rest = piece.split(b"\n")
-        if lines:
-            lines[0] = b"".join((*self._line, lines[0]))
-            self._line.clear()
-        if rest:
-            self._line.append(rest)
-        return lines
-
-    def _take(self, at_s: float, line: bytes) -> ServerEvent | None:
-        """One line: a field of the event at hand, or, when empty, its end."""
-        if not line:
-            data, name = self._data, self._type
-            self._data, self._type = [], b""
-            return (at_s, (name or b"message").decode(errors="replace"), b"\n".join(data)) if data else None
-        name, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if name == b"data":
-            self._data.append(value)
-        elif name == b"event":
-            self._type = value
-        elif name not in (b"", b"id", b"retry"):  # no name: a comment, which is how servers keep a stream alive
-            self.strange_lines += 1
-        return None
-
-
-@dataclass(slots=True)
-class Answer:
-    """What an answer's body says. `content_s` are the moments of its content events; `done` is the stream's [DONE]."""
-
-    content_s: list[float] = field(default_factory=list)
-    usage: dict[str, Any] | None = None
-    finished: bool = False
-    finished_apart: bool = False  # the finish came in an event of its own: the token that ended it shows no content
-    done_s: float = NEVER
-    error: bool = False
-    malformed: bool = False
-
-    @property
-    def done(self) -> bool:
-        return self.done_s == self.done_s
-
-    def take(self, at_s: float, data: bytes) -> None:
-        """Read one JSON document: an event of a stream or a whole body."""
-        try:
-            self._take(at_s, orjson.loads(data))
-        except (orjson.JSONDecodeError, AttributeError, TypeError):  # not JSON, or not of the API's shape
-            self.malformed = True
-
-    def _take(self, at_s: float, value: dict[str, Any]) -> None:
-        if value.get("error") or value.get("object") == "error":
-            self.error = True
-            return
-        if isinstance(usage := value.get("usage"), dict):
-            self.usage = usage
-        has_content = finished = False
-        for choice in value.get("choices") or ():
-            has_content = has_content or _has_content(choice)
-            if reason := choice.get("finish_reason"):
-                finished = True
-                self.error = self.error or reason in _FAILED
-        if has_content:
-            self.content_s.append(at_s)
-        if finished:
-            self.finished, self.finished_apart = True, not has_content
-        if "choices" not in value:
-            self._take_other(at_s, value)
-
-    def _take_other(self, at_s: float, value: dict[str, Any]) -> None:
-        """What paths without choices say: a list of embeddings, a whole response, or one event of a streamed one."""
-        kind, response = value.get("type"), value.get("response") or value
-        if isinstance(usage := response.get("usage"), dict):
-            self.usage = usage
-        if kind and kind.endswith(".delta") and value.get("delta"):
-            self.content_s.append(at_s)
-        elif response.get("object") == "response" and (status := response.get("status")) in _RESPONSE_ENDS:
-            self.finished, self.error = True, self.error or not _RESPONSE_ENDS[status]
-            if kind:
-                self.done_s, self.finished_apart = at_s, True
-            elif any(map(_has_output, response.get("output") or ())):
-                self.content_s.append(at_s)
-        elif value.get("object") == "list" and value.get("data"):
-            self.finished = True
-            self.content_s.append(at_s)
-
-    def tokens(self, *keys: str) -> int:
-        """One count of the server's usage, by the first of its names; 0 when it sent none, or no number."""
-        count = next((self.usage[key] for key in keys if key in self.usage), None) if self.usage else None
-        return count if isinstance(count, int) and 0 <= count < 1 << 32 else 0
-
-
-def _has_output(item: dict[str, Any]) -> bool:
-    """Whether an item of a response carries text, reasoning or a call of a tool."""
-    return bool(item.get("content") or item.get("arguments") or item.get("summary"))
-
-
-def _has_content(choice: dict[str, Any]) -> bool:
-    """Whether a choice carries text, reasoning or a tool call. A role alone is no token."""
-    delta = choice.get("delta") or choice.get("message") or choice
-    if delta.get("content"):
-        return True
-    return any(map(delta.get, _TEXT_KEYS))
-
-
-def read_stream(pieces: Iterable[tuple[float, bytes]], ended_s: float = NEVER) -> Answer:
-    """Read the body of a streamed answer. What follows [DONE] is not looked at."""
-    answer, stream, said = Answer(), EventStream(), False
-    for at_s, name, data in _events(stream, pieces, ended_s):
-        said = True
-        if data == b"[DONE]":
-            answer.done_s = at_s
-            break
-        answer.take(at_s, data)
-        if name == "error":
-            answer.error = True
-    if not said and stream.strange_lines:
-        answer.malformed = True
-    return answer
-
-
-def _events(stream: EventStream, pieces: Iterable[tuple[float, bytes]], ended_s: float) -> Iterator[ServerEvent]:
-    at_s = ended_s
-    for at_s, piece in pieces:
-        yield from stream.feed(at_s, piece)
-    yield from stream.close(at_s)
 
 
 def observe(request: Request, reply: Reply, origin_s: float, worker: int) -> Observation:
@@ -247,6 +65,8 @@ def observe(request: Request, reply: Reply, origin_s: float, worker: int) -> Obs
         worker=worker,
         receive_lag_s=reply.receive_lag_s,
         connect_s=reply.connect_s,
+        finish=Finish.of(answer.reason),
+        shape=shape_sum(answer.shape),
         gaps_s=tuple([later - earlier for earlier, later in pairwise(content_s)]),
     )
 
@@ -255,9 +75,10 @@ def _read(request: Request, reply: Reply) -> Answer:
     """An error answer is not read: its status says all. A stream that is one JSON document is an error or a mistake."""
     if not 200 <= reply.status < 300:
         return Answer()
+    shape: set[str] | None = set() if request.raw else None
     if request.stream and not _opening(reply.pieces).startswith(b"{"):
-        return read_stream(reply.pieces, reply.ended_s)
-    answer = Answer()
+        return read_stream(reply.pieces, reply.ended_s, shape)
+    answer = Answer(shape)
     if reply.broken is None:
         answer.take(reply.ended_s, b"".join([piece for _, piece in reply.pieces]))
         answer.malformed |= request.stream and not answer.error

@@ -1,6 +1,6 @@
 """What each OpenAI path calls the prompt and the length of its answer, and how it is asked for a stream.
 
-A new path is one line in DIALECTS, and its answer's shape in `drivers/stream.py`. A scenario with a path that is not
+A new path is one line in DIALECTS, and its answer's shape in `answers.py`. A scenario with a path that is not
 here is refused: an answer that nobody can read would count as a failure of the stack.
 """
 

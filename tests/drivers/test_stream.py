@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.drivers.stream import Answer, EventStream, Reply, observe, read_stream
+from harness.answers import Answer, EventStream, read_stream
+from harness.drivers.stream import Reply, observe
 from harness.model import NEVER, Outcome, Request, Tag
 
 ASKED = Request(index=3, due_s=1.0, class_name="short", stream=True)
