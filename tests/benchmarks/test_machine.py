@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.machine import Meter, busiest, have_two_cores, tree
+from benchmarks.machine import Meter, busiest, tree
 
 BURN_S = 5.0  # at most: a test ends it as soon as it has seen enough
 BURN = f"import time\nwhile time.process_time() < {BURN_S}: pass\ntime.sleep(60)"
-pytestmark = pytest.mark.skipif(not have_two_cores(), reason="the meter reads cores 0 and 1")
+pytestmark = pytest.mark.usefixtures("two_cores")
 
 
 @pytest.fixture

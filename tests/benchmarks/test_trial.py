@@ -9,7 +9,6 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks.machine import have_two_cores
 from benchmarks.server import TRUTH, TimedServer, Timing
 from benchmarks.trial import CLAIM, FailedError, Load, paired, run, spread
 
@@ -54,13 +53,10 @@ def server() -> Iterator[TimedServer]:
         yield running
 
 
-needs_two_cores = pytest.mark.skipif(
-    not have_two_cores(), reason="the client has a core of its own: core 1 is not here"
-)
 LOAD = Load(50, 1.2, streamed=False)
 
 
-@needs_two_cores
+@pytest.mark.usefixtures("two_cores")
 def test_run_measures(server: TimedServer, tmp_path: Path) -> None:
     """A run has its CPU, every request in truth and claims, and an error of E2E that is not negative."""
     trial = run(Script(), LOAD, server, tmp_path / "trial")
@@ -73,21 +69,21 @@ def test_run_measures(server: TimedServer, tmp_path: Path) -> None:
     assert len(trial.ttft_error_s) == 0, "a client that gives no TTFT has no error of it"
 
 
-@needs_two_cores
+@pytest.mark.usefixtures("two_cores")
 def test_client_that_dies_is_told(server: TimedServer, tmp_path: Path) -> None:
     """A client that leaves before it sends is a FailedError with its code, not a figure."""
     with pytest.raises(FailedError, match="ended early with code 3"):
         run(Script("import sys; sys.exit(3)"), LOAD, server, tmp_path / "trial")
 
 
-@needs_two_cores
+@pytest.mark.usefixtures("two_cores")
 def test_client_without_records_is_told(server: TimedServer, tmp_path: Path) -> None:
     """A client that played and wrote nothing gives no trial."""
     with pytest.raises(FailedError, match="left no records"):
         run(Script(SCRIPT.replace("claims.csv", "other.csv")), LOAD, server, tmp_path / "trial")
 
 
-@needs_two_cores
+@pytest.mark.usefixtures("two_cores")
 def test_nothing_is_left_behind(server: TimedServer, tmp_path: Path) -> None:
     """The children of a client that dies early are ended with it."""
     code = (
