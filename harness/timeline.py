@@ -17,6 +17,8 @@ from harness import plan_file, provenance
 from harness.log import RECORD, Blocks, read_log, read_run_json
 from harness.model import NEVER, Event, Observation, Outcome, Reading, Tag, Window
 
+CAPTURED = "captured.bin"  # the answers of the recording that is replayed, a row for every request of the plan
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -25,6 +27,10 @@ class Timeline:
     `classes`/`flaws` are the names that `class_code`/`flaw_code` index. `seen[k]` is False when no observation of
     request k was ever written (a crash); its row of `observations` then holds `nan` and OPEN.
     `gaps_s` holds all gaps between content events, those of row k at `gap_start[k] : gap_start[k + 1]`.
+
+    A request that `follows` another falls due when that one is over: its `due_s` is the moment at which it really did,
+    and the planned one where nobody saw it. `captured` is the same plan with the answers that were captured in place of
+    the run's own, its `due_s` the captured moments: rows join, windows do not. None when nothing was replayed.
     """
 
     run: Mapping[str, Any]
@@ -33,11 +39,14 @@ class Timeline:
     class_code: np.ndarray
     flaws: Sequence[str]
     flaw_code: np.ndarray
+    paths: Sequence[str]
+    path_code: np.ndarray
     expects: Sequence[tuple[str, ...]]
     expect_code: np.ndarray
     good: np.ndarray
     streamed: np.ndarray
     gives_up: np.ndarray
+    follows: np.ndarray
     prompt_tokens: np.ndarray
     due_s: np.ndarray
     observations: np.ndarray
@@ -47,10 +56,17 @@ class Timeline:
     events: Sequence[Event]
     readings: Sequence[Reading]
     damage: Sequence[str]
+    captured: "Timeline | None" = None
 
     @property
     def windows(self) -> dict[str, Window]:
         return {window.name: window for window in self.header.windows}
+
+    @property
+    def replay(self) -> Mapping[str, Any]:
+        """What the plan says of the recording that it replays; empty when it replays none."""
+        told = self.header.facts.get("replay") if isinstance(self.header.facts, Mapping) else None
+        return told if isinstance(told, Mapping) else {}
 
     def within(self, window: Window) -> np.ndarray:
         """Mask of the requests due in the window."""
@@ -76,7 +92,7 @@ class Timeline:
 
 def log_files(run_dir: Path) -> list[Path]:
     """The files that a verdict rests on, in a fixed order."""
-    names = ["run.json", "scenario.yaml", "target.yaml", "plan.jsonl", "corpus.bin"]
+    names = ["run.json", "scenario.yaml", "target.yaml", "plan.jsonl", "corpus.bin", CAPTURED]
     logs = sorted(p.name for p in run_dir.glob("log.*") if p.suffix in (".jsonl", ".bin"))
     return [run_dir / name for name in names + logs if (run_dir / name).exists()]
 
@@ -91,7 +107,8 @@ def read(run_dir: Path) -> Timeline:
     if run.get("plan_sha256") not in (None, provenance.sha256(run_dir / "plan.jsonl")):
         damage.append("plan.jsonl: not the plan that was made for this run (sha256)")
     columns = _read_plan_columns(run_dir / "plan.jsonl", damage)
-    observations, seen, gaps_s, gap_start = _read_observations(run_dir, columns["due_s"], damage)
+    logs = sorted(run_dir.glob("log.*.bin"))
+    observations, seen, gaps_s, gap_start = _read_observations(logs, columns["due_s"], damage)
     events, readings = _read_lines(run_dir, damage)
     timeline = Timeline(
         run=run,
@@ -104,7 +121,9 @@ def read(run_dir: Path) -> Timeline:
         damage=damage,
         **columns,
     )
-    return _as_played(timeline)
+    captured = _captured(run_dir / CAPTURED, timeline, damage)
+    played = _really_due(_as_played(timeline))
+    return replace(played, captured=_as_played(captured)) if captured else played
 
 
 def _as_played(timeline: Timeline) -> Timeline:
@@ -117,10 +136,31 @@ def _as_played(timeline: Timeline) -> Timeline:
     if extended:
         return replace(timeline, header=header)
     due = int(np.searchsorted(timeline.due_s, extension.start_s))
-    by_request = ("class_code", "flaw_code", "expect_code", "good", "streamed", "gives_up", "prompt_tokens", "due_s")
-    cut = {name: getattr(timeline, name)[:due] for name in (*by_request, "observations", "seen")}
+    by_request = ("good", *(_PLANNED_ROW.names or ()), "observations", "seen")
+    cut = {name: getattr(timeline, name)[:due] for name in by_request}
     cut |= {"gap_start": timeline.gap_start[: due + 1], "gaps_s": timeline.gaps_s[: timeline.gap_start[due]]}
     return replace(timeline, header=header, **cut)
+
+
+def _captured(path: Path, timeline: Timeline, damage: list[str]) -> Timeline | None:
+    """The same plan as it was answered when it was captured; None for a run that replays no answers."""
+    if not timeline.replay or timeline.replay.get("timing_only"):
+        return None
+    if not path.exists():
+        damage.append(f"{path.name}: not there, though the run replays a capture")
+        return None
+    observations, seen, gaps_s, gap_start = _read_observations([path], timeline.due_s, damage)
+    if not seen.all():
+        damage.append(f"{path.name}: {int((~seen).sum())} of {len(seen)} requests have no captured answer")
+    own = {"observations": observations, "seen": seen, "gaps_s": gaps_s, "gap_start": gap_start}
+    return replace(timeline, **own, due_s=observations["due_s"].copy(), events=(), readings=())
+
+
+def _really_due(timeline: Timeline) -> Timeline:
+    """A request that waits for another is due when that one is over, which no plan can know."""
+    real_s = timeline.observations["due_s"]
+    known = timeline.follows & timeline.seen & ~np.isnan(real_s)
+    return replace(timeline, due_s=np.where(known, real_s, timeline.due_s)) if known.any() else timeline
 
 
 class _Names:
@@ -133,22 +173,24 @@ class _Names:
         return self.numbers.setdefault(value, len(self.numbers))
 
 
-_PLANNED = struct.Struct("<HHHdI??")
+_PLANNED = struct.Struct("<HHIHdI???")
 _PLANNED_ROW = np.dtype(
     [
         ("class_code", "<u2"),
         ("flaw_code", "<u2"),
+        ("path_code", "<u4"),
         ("expect_code", "<u2"),
         ("due_s", "<f8"),
         ("prompt_tokens", "<u4"),
         ("streamed", "?"),
         ("gives_up", "?"),
+        ("follows", "?"),
     ]
 )
 
 
 def _read_plan_columns(path: Path, damage: list[str]) -> dict[str, Any]:
-    classes, flaws, expects, rows = _Names(), _Names(), _Names(), bytearray()
+    classes, flaws, paths, expects, rows = _Names(), _Names(), _Names(), _Names(), bytearray()
     with open(path, "rb") as file:
         header = plan_file.read_header(file.readline())
         for number, line in enumerate(file):
@@ -158,11 +200,13 @@ def _read_plan_columns(path: Path, damage: list[str]) -> dict[str, Any]:
                 rows += _PLANNED.pack(
                     classes.number(str(value["class"])),
                     flaws.number(str(value.get("flaw", ""))),
+                    paths.number(str(value["path"]).partition("?")[0]),
                     expects.number(tuple(map(str, value.get("expect", ("2xx",))))),
                     value["due_s"],
                     value.get("prompt_tokens", 0),
                     value.get("stream", False),
                     value.get("give_up_s") is not None,
+                    value.get("after") is not None,
                 )
             except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, struct.error):
                 damage.append(f"{path.name}:{number + 2}: not a request")
@@ -177,6 +221,7 @@ def _read_plan_columns(path: Path, damage: list[str]) -> dict[str, Any]:
         "header": header,
         "classes": tuple(classes.numbers),
         "flaws": tuple(flaws.numbers),
+        "paths": tuple(paths.numbers),
         "expects": tuple(expects.numbers),
         "good": good_of[planned["expect_code"]],
         **{name: planned[name].copy() for name in _PLANNED_ROW.names or ()},
@@ -184,7 +229,7 @@ def _read_plan_columns(path: Path, damage: list[str]) -> dict[str, Any]:
 
 
 def _read_observations(
-    run_dir: Path, due_s: np.ndarray, damage: list[str]
+    paths: Sequence[Path], due_s: np.ndarray, damage: list[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     table = np.zeros(len(due_s), dtype=RECORD)
     table["index"], table["due_s"], table["outcome"] = np.arange(len(due_s)), due_s, Outcome.OPEN
@@ -192,7 +237,7 @@ def _read_observations(
         table[name] = NEVER
     seen = np.zeros(len(due_s), dtype=bool)
     kept: list[tuple[np.ndarray, np.ndarray]] = []
-    for path in sorted(run_dir.glob("log.*.bin")):
+    for path in paths:
         for records, gaps in Blocks(path).new(damage):
             inside = records["index"] < len(due_s)
             if not inside.all():

@@ -1,4 +1,4 @@
-"""Numbers with units, as a user writes them: `1.2s`, `20/s`, `85%`, `16..511`, `10MB`.
+"""Numbers with units, as a user writes them: `1.2s`, `20/s`, `85%`, `16..511`, `10MB`, `1.2x`, `p99`.
 
 A bare number where a unit is needed is refused, so that nobody's milliseconds become seconds. `spec` makes a frozen
 dataclass that is its own schema: an attribute `below_s: Duration` is spelled `below: 1.2s` in a file.
@@ -21,6 +21,8 @@ _RATE = f"{_NUMBER}/(s|m|h)"
 _SHARE = f"{_NUMBER}%"
 _SIZE = f"{_NUMBER}(B|kB|MB|GB|KiB|MiB|GiB)"
 _SPAN = r"(\d+)\.\.(\d+)"
+_MULTIPLE = f"{_NUMBER}x"
+_QUANTILE = r"p(\d{1,2}(?:\.\d+)?)"
 _SUFFIXES = ("_per_s", "_s", "_tokens", "_bytes", "_")
 
 
@@ -58,6 +60,20 @@ def span(text: Any) -> tuple[int, int]:
     return int(low), int(high)
 
 
+def multiple(text: Any) -> float:
+    """`1.2x` -> 1.2. More than nothing."""
+    (number,) = _parts(text, _MULTIPLE, "a multiple such as 1.2x")
+    if not float(number):
+        raise ValueError(f"{text} is no multiple: it leaves nothing")
+    return float(number)
+
+
+def quantile(text: Any) -> float:
+    """`p99.9` -> 0.999."""
+    (number,) = _parts(text, _QUANTILE, "a quantile such as p99")
+    return float(number) / 100
+
+
 def _parts(text: Any, pattern: str, wanted: str) -> tuple[str, ...]:
     match = re.fullmatch(pattern, text) if isinstance(text, str) else None
     if match is None:
@@ -73,6 +89,8 @@ Duration = Annotated[float, *_unit(duration, _DURATION)]
 Rate = Annotated[float, *_unit(rate, _RATE)]
 Share = Annotated[float, *_unit(share, _SHARE)]
 Size = Annotated[int, *_unit(size, _SIZE)]
+Multiple = Annotated[float, *_unit(multiple, _MULTIPLE)]
+Quantile = Annotated[float, *_unit(quantile, _QUANTILE)]
 TokenRange = Annotated[tuple[int, int], *_unit(span, _SPAN)]
 Count = Annotated[int, Field(ge=1)]
 Period = Annotated[Duration, Field(gt=0)]

@@ -35,6 +35,10 @@ class Everything:
         (units.size, "128KiB", 131_072),
         (units.span, "16..511", (16, 511)),
         (units.span, "7..7", (7, 7)),
+        (units.multiple, "1.2x", 1.2),
+        (units.multiple, "2 x", 2.0),
+        (units.quantile, "p99", 0.99),
+        (units.quantile, "p99.9", 0.999),
     ],
 )
 def test_a_number_is_read_with_its_unit(parse: Any, text: str, value: Any) -> None:
@@ -63,6 +67,11 @@ def test_a_number_is_read_with_its_unit(parse: Any, text: str, value: Any) -> No
         (units.span, "511..16"),
         (units.span, "16-511"),
         (units.span, None),
+        (units.multiple, 1.2),
+        (units.multiple, "1.2"),
+        (units.multiple, "0x"),
+        (units.quantile, "99%"),
+        (units.quantile, "p100"),
     ],
 )
 def test_a_bare_number_or_a_wrong_unit_is_refused(parse: Any, text: Any) -> None:
