@@ -1,6 +1,7 @@
 """One worker's part of a run: from the files of a run directory to the start barrier, and on to the last answer.
 
-Worker k of W plays the plan's requests i with i mod W == k, wherever it runs.
+Worker k of W plays the plan's requests i with i mod W == k, wherever it runs; those of a group g go together, to the
+worker with g mod W == k.
 """
 
 import gc
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gevent
+import orjson
 
 from harness import plan_file
 from harness.drivers.collector import Collector
@@ -36,11 +38,14 @@ class Part:
     ) -> None:
         with open(run_dir / "plan.jsonl", "rb") as file:
             header = plan_file.read_header(file.readline())
-            lines = [line for number, line in enumerate(file) if number % workers == worker]
+            lines = [line for number, line in enumerate(file) if _dealt_by(number, line) % workers == worker]
         target = base.load(str(run_dir / "target.yaml"))
         corpus = (run_dir / "corpus.bin").read_bytes()
         exact = header.facts.get("exact_answers", True)
-        composer = Composer(corpus, target.model, target.host, target.sent_headers(os.environ), exact=exact)
+        rewrite = header.facts.get("replay", {}).get("rewrite")
+        composer = Composer(
+            corpus, target.model, target.host, target.sent_headers(os.environ), exact=exact, rewrite=rewrite
+        )
         self._collector = Collector(run_dir, worker, seen)
         endpoints = Endpoint.of(target.url)
         self._player = Player(lines, composer.wire, endpoints, header.time_limit_s, self._collector)
@@ -75,6 +80,12 @@ class Part:
 
     def close(self) -> None:
         self._collector.close()
+
+
+def _dealt_by(number: int, line: bytes) -> int:
+    """What says which worker plays a line of the plan: its group, or else its index."""
+    group = orjson.loads(line).get("group") if b'"group":' in line else None
+    return number if group is None else int(group)
 
 
 def origin(run_dir: Path, asked: Callable[[], bool]) -> float | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -20,6 +20,7 @@ from harness.headers import Headers
 from harness.model import PROMPT_LIMIT_TOKENS, Request
 from harness.traffic.dialects import DIALECTS, Dialect, dialect_of
 from harness.traffic.flaws import FLAWS, Draft, sound
+from harness.traffic.rewrite import Rewrites
 from harness.units import Count, Duration, Part, Share, TokenRange, spec
 
 TEMPLATE_TOKENS = 64  # room left under the gateway's limit for the chat template, which it counts and we cannot
@@ -144,20 +145,36 @@ def drawn(rng: random.Random, cumulative: list[float]) -> int:
 class Composer:
     """Turns a planned request into the bytes of an HTTP/1.1 request, head and body.
 
-    `host` is the value of the Host header, `headers` are sent with every request (a request's own win). Costs about
-    5 us and one copy of the text.
+    `host` is the value of the Host header, `headers` are sent with every request (a request's own win). `rewrite` is
+    what the plan of a replay says of the model and the paths that were captured. Costs about 5 us and one copy of the
+    text; of a captured request, as long as it takes to read its JSON.
     """
 
     def __init__(
-        self, corpus: bytes, model: str, host: str, headers: Mapping[str, str] | None = None, *, exact: bool = True
+        self,
+        corpus: bytes,
+        model: str,
+        host: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        exact: bool = True,
+        rewrite: Mapping[str, Any] | None = None,
     ) -> None:
         self._corpus, self._model = memoryview(corpus), model
         self._host = host
-        self._headers = {"user-agent": "harness", **{name.lower(): value for name, value in (headers or {}).items()}}
+        own = {name.lower(): value for name, value in (headers or {}).items()}
+        self._headers = {"user-agent": "harness", **own}
         self._exact = exact
+        captured = rewrite or {}
+        renamed = (captured["model"], model) if captured.get("model") else None
+        self._rewrites = Rewrites(host, own, renamed, captured.get("path", {}))
 
     def wire(self, request: Request) -> bytes:
-        """The complete request. Its index goes along as `x-request-id`."""
+        """The complete request. A composed one takes its index along as `x-request-id`, a captured one nothing."""
+        if request.raw:
+            begin, end = request.text
+            refused = not {"401", "403"}.isdisjoint(request.expect)
+            return self._rewrites.apply(bytes(self._corpus[begin:end]), credentials=not refused)
         content_type, body = FLAWS.get(request.flaw, sound)(self._draft(request))
         headers = {**self._headers, **{name.lower(): value for name, value in request.headers}}
         head = [

@@ -1,0 +1,171 @@
+"""What is changed in a captured request before it is sent again: four named things, and not one byte besides.
+
+Pure, bytes in and bytes out. The Host becomes the target's. A header that the target has a value for, its credentials
+above all, takes that value where the captured request had the header. The captured model's name becomes the target's.
+The beginning of the path may be another. Nothing is added and nothing is repaired: a request keeps what is wrong with
+it, and whatever cannot be found beyond doubt (a folded header, a body that is not what its framing says, a body that is
+no JSON) stays as it was captured. The Content-Length follows the body only where it was right.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import orjson
+
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+)(:[ \t]*)(.*?)([ \t]*\r?)")
+_HOST = re.compile(rb"[\w.:\[\]-]+")
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})([ \t]*(?:;[^\r\n]*)?\r\n)")
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_STRUCTURE = re.compile(rb"[{}\[\]]|" + _STRING.pattern)
+_COLON = re.compile(rb"\s*:\s*")
+
+
+@dataclass(frozen=True)
+class Rewrites:
+    """The changes that a run makes to every captured request.
+
+    `headers` are the target's own, by lower-case name. `model` is the captured name and the one that takes its place;
+    another name stays, for a request for an unknown model must stay one. `paths` maps beginnings of paths, cut at a `/`.
+    """
+
+    host: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    model: tuple[str, str] | None = None
+    paths: Mapping[str, str] = field(default_factory=dict)
+
+    def apply(self, raw: bytes, credentials: bool = True) -> bytes:
+        """The request to send. Without `credentials` the captured headers stay: it was refused for the ones it had."""
+        head, body = _split(raw)
+        lines = head.split(b"\n")
+        changed = _renamed(lines, body, *self.model) if self.model else body
+        lines[0] = self._request_line(lines[0])
+        for k, line in enumerate(lines[:-1]):
+            found = _HEADER.fullmatch(line) if k else None
+            if found and not lines[k + 1].startswith((b" ", b"\t")):
+                value = self._value(found[1].lower(), found[3], credentials)
+                if changed is not body and found[1].lower() == b"content-length":
+                    value = b"%d" % len(changed)
+                lines[k] = b"".join((found[1], found[2], value, found[4]))
+        return b"\n".join(lines) + changed
+
+    def _value(self, name: bytes, captured: bytes, credentials: bool) -> bytes:
+        if name == b"host":
+            return self.host.encode() if _HOST.fullmatch(captured) else captured
+        ours = self.headers.get(name.decode()) if credentials else None
+        return captured if ours is None else ours.encode()
+
+    def _request_line(self, line: bytes) -> bytes:
+        parts = line.split(b" ")
+        if len(parts) != 3:
+            return line
+        for old, new in sorted(self.paths.items(), key=lambda pair: -len(pair[0])):
+            rest = parts[1].removeprefix(old.encode())
+            if rest != parts[1] and (old.endswith("/") or rest[:1] in (b"", b"/", b"?")):
+                return b" ".join((parts[0], new.encode() + rest, parts[2]))
+        return line
+
+
+def model_of(raw: bytes) -> str | None:
+    """The model that a captured request names, or None when its body is not what its framing says, or names none."""
+    head, body = _split(raw)
+    content = _content(head.split(b"\n"), body)
+    return _model(b"".join(chunk.data for chunk in content)) if content is not None else None
+
+
+class _Chunk(NamedTuple):
+    """Bytes of a body. `ends` is what follows the size of a chunk on its line; None where the body has no chunks."""
+
+    data: bytes
+    size: bytes = b""
+    ends: bytes | None = None
+
+
+def _split(raw: bytes) -> tuple[bytes, bytes]:
+    """Head, with the empty line that ends it, and body. A request without that line is all head."""
+    end = _HEAD_END.search(raw)
+    return (raw[: end.end()], raw[end.end() :]) if end else (raw, b"")
+
+
+def _content(lines: list[bytes], body: bytes) -> list[_Chunk] | None:
+    """The body without its framing; None unless one right Content-Length, or one whole chunked message, frames it."""
+    framing = [
+        (found[1].lower(), found[3].lower())
+        for line in lines[1:]
+        if (found := _HEADER.fullmatch(line)) and found[1].lower() in (b"content-length", b"transfer-encoding")
+    ]
+    if framing == [(b"content-length", b"%d" % len(body))]:
+        return [_Chunk(body)]
+    return _chunks(body) if framing == [(b"transfer-encoding", b"chunked")] else None
+
+
+def _chunks(body: bytes) -> list[_Chunk] | None:
+    """The chunks of one whole message; its last, the empty one, holds the trailer in `ends`."""
+    chunks: list[_Chunk] = []
+    at = 0
+    while size := _CHUNK_SIZE.match(body, at):
+        begin, end = size.end(), size.end() + int(size[1], 16)
+        if begin == end:
+            whole = body.find(b"\r\n\r\n", begin - 2) == len(body) - 4
+            return [*chunks, _Chunk(b"", size[1], body[size.end(1) :])] if whole else None
+        if body[end : end + 2] != b"\r\n":
+            return None
+        chunks.append(_Chunk(body[begin:end], size[1], size[2]))
+        at = end + 2
+    return None
+
+
+def _renamed(lines: list[bytes], body: bytes, old: str, new: str) -> bytes:
+    """The body with the model's new name, or the very same object when it stays."""
+    chunks = _content(lines, body) if old != new else None
+    if chunks is None:
+        return body
+    content = b"".join(chunk.data for chunk in chunks)
+    span = _model_span(content, old) if _model(content) == old else None
+    return b"".join(_framed(_replaced(chunks, *span, orjson.dumps(new)))) if span else body
+
+
+def _model(content: bytes) -> str | None:
+    try:
+        model = orjson.loads(content)["model"]
+    except (orjson.JSONDecodeError, KeyError, TypeError, IndexError):
+        return None
+    return model if isinstance(model, str) else None
+
+
+def _model_span(content: bytes, name: str) -> tuple[int, int] | None:
+    """Where the value of the outermost member `model` stands in a JSON object, if it is `name`."""
+    depth = 0
+    for token in _STRUCTURE.finditer(content):
+        if token[0] in (b"{", b"["):
+            depth += 1
+        elif token[0] in (b"}", b"]"):
+            depth -= 1
+        elif depth == 1 and token[0] == b'"model"' and (colon := _COLON.match(content, token.end())):
+            value = _STRING.match(content, colon.end())
+            return value.span() if value and orjson.loads(value[0]) == name else None
+    return None
+
+
+def _replaced(chunks: list[_Chunk], begin: int, end: int, new: bytes) -> Iterator[_Chunk]:
+    """The chunks with `begin : end` of their joint data replaced; untouched ones keep every byte."""
+    at = 0
+    for chunk in chunks:
+        low, high = max(begin - at, 0), min(end - at, len(chunk.data))
+        at += len(chunk.data)
+        if low >= high:
+            yield chunk
+        elif data := chunk.data[:low] + new + chunk.data[high:]:
+            yield _Chunk(data, b"%x" % len(data), chunk.ends)
+        if low < high:
+            new = b""
+
+
+def _framed(chunks: Iterator[_Chunk]) -> Iterator[bytes]:
+    for chunk in chunks:
+        if chunk.ends is None:
+            yield chunk.data
+        else:
+            yield b"".join((chunk.size, chunk.ends, chunk.data, b"\r\n" if chunk.data else b""))
