@@ -130,6 +130,17 @@ def expects(answers: tuple[str, ...], status: int) -> bool:
     return str(status) in answers or f"{status // 100}xx" in answers
 
 
+def refusal(answers: tuple[str, ...], status: int) -> Outcome:
+    """How a request ended whose answer is no success, by the answers that are right for it."""
+    if expects(answers, status):
+        return Outcome.REJECTED_AS_EXPECTED
+    if status == 429:
+        return Outcome.RATE_LIMITED
+    if status >= 500:
+        return Outcome.HTTP_5XX
+    return Outcome.REJECTED if status >= 400 else Outcome.MALFORMED  # a redirect answers nobody who asked for a model
+
+
 class Observation(NamedTuple):
     """What became of one request; written once, when it is over or when the run ends with it open.
 

@@ -20,6 +20,7 @@ from harness.judge.gpu import GpuMemory
 from harness.model import UsageError
 from harness.targets.base import Target
 from harness.traffic.plan import Traffic
+from harness.traffic.replay import Replay
 from harness.units import spec
 
 GREATEST_SEED = 2**63 - 1  # what JSON readers and 64-bit integers hold
@@ -32,14 +33,27 @@ def _some(gates: list[Any]) -> list[Any]:
 
 
 @spec
-class ScenarioFile:
-    """The keys of a scenario file."""
+class _File:
+    """The keys that every scenario file has."""
 
     claim: str
     seed: Annotated[int, Field(ge=0, le=GREATEST_SEED)] = 0
-    traffic: Traffic
     gates: Annotated[list[Annotated[Any, OneOf(GATES)]], AfterValidator(_some)]
     on_inconclusive: Literal["", "fail", "warn", "extend"] = ""
+
+
+@spec
+class ScenarioFile(_File):
+    """A scenario whose traffic is composed."""
+
+    traffic: Traffic
+
+
+@spec
+class ReplayFile(_File):
+    """A scenario whose traffic was captured: `traffic` has the key `replay`."""
+
+    traffic: Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +63,7 @@ class Scenario:
     path: Path
     claim: str
     seed: int
-    traffic: Traffic
+    traffic: Traffic | Replay
     gates: tuple[Gate, ...]
     on_inconclusive: str
 
@@ -65,18 +79,26 @@ def load(path: Path, to_plan: bool = True) -> Scenario:
     Without `to_plan` it is read to judge a run that is over: the files its plan was made from need not be here.
     """
     written = document.read(path)
-    file = written.parse(ScenarioFile)
+    file = written.parse(ReplayFile) if _replays(written.value) else written.parse(ScenarioFile)
     gates = tuple(
         Gate(id=next(iter(key)), line=written.lines["gates", k, next(iter(key))], spec=each)
         for k, (key, each) in enumerate(zip(written.value["gates"], file.gates, strict=True))
     )
-    if wrong := next(chain(_of_traffic(file.traffic, to_plan), _of_gates(gates, file.traffic)), None):
+    complaints = chain(_of_traffic(file.traffic, to_plan), _of_gates(gates, file.traffic))
+    if isinstance(file.traffic, Replay) and to_plan:
+        complaints = chain(complaints, _of_recording(file.traffic, gates, file.on_inconclusive))
+    if wrong := next(complaints, None):
         place, complaint = wrong
         raise UsageError(complaint, written.where(place))
     return Scenario(path, file.claim, file.seed, file.traffic, gates, file.on_inconclusive)
 
 
-def _of_traffic(traffic: Traffic, to_plan: bool) -> Iterator[tuple[Place, str]]:
+def _replays(value: Any) -> bool:
+    traffic = value.get("traffic") if isinstance(value, dict) else None
+    return isinstance(traffic, dict) and "replay" in traffic
+
+
+def _of_traffic(traffic: Traffic | Replay, to_plan: bool) -> Iterator[tuple[Place, str]]:
     for kind in traffic.never_judged:
         yield ("traffic", "misbehaving", kind, "every"), f"{kind} never comes in the steady state: the run is too short"
     for place, named in traffic.files.items():
@@ -84,14 +106,34 @@ def _of_traffic(traffic: Traffic, to_plan: bool) -> Iterator[tuple[Place, str]]:
             yield ("traffic", *place), f"there is no file {named}"
 
 
-def _of_gates(gates: tuple[Gate, ...], traffic: Traffic) -> Iterator[tuple[Place, str]]:
-    windows = [window.name for window in traffic.windows]
+def _of_gates(gates: tuple[Gate, ...], traffic: Traffic | Replay) -> Iterator[tuple[Place, str]]:
     for k, gate in enumerate(gates):
         place = ("gates", k, gate.id)
-        if complaint := unknown_names(gate.spec, traffic.classes, windows):
+        if complaint := unknown_names(gate.spec, traffic.classes, traffic.window_names):
             yield place, f"{gate.id}: {complaint}"
         if isinstance(gate.spec, Rejections) and not traffic.refusable:
             yield place, f"{gate.id} judges nothing: the traffic has no request that is to be refused"
+
+
+def _of_recording(
+    replay: Replay, gates: tuple[Gate, ...], on_inconclusive: str
+) -> Iterator[tuple[Place, str]]:
+    """What only a look into the recording can tell."""
+    if on_inconclusive == "extend":
+        yield ("on_inconclusive",), "a recording cannot be extended: play it more than once with `loop: 2`"
+    try:
+        held = replay.look()
+    except UsageError as mistake:
+        yield ("traffic", "replay"), str(mistake)
+        return
+    for k, gate in enumerate(gates):
+        place = ("gates", k, gate.id)
+        for name in gate.spec.classes:
+            if name not in held.classes:
+                there = ", ".join(held.classes)
+                yield place, f"{gate.id}: {replay.replay} has no request of class `{name}`; there are: {there}"
+        if isinstance(gate.spec, Rejections) and not held.refused:
+            yield place, f"{gate.id} judges nothing: no request of {replay.replay} was refused"
 
 
 def refuse_impossible(scenario: Scenario, target: Target, serving: Mapping[str, Any]) -> None:
@@ -108,4 +150,5 @@ def refuse_impossible(scenario: Scenario, target: Target, serving: Mapping[str, 
 
 def json_schema() -> dict[str, Any]:
     """The JSON schema of scenario files, for editors."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **TypeAdapter(ScenarioFile).json_schema()}
+    kinds: TypeAdapter[Any] = TypeAdapter(ScenarioFile | ReplayFile)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **kinds.json_schema()}

@@ -7,13 +7,14 @@ server's business and are not counted here.
 """
 
 import json
+import math
 import random
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, cycle
+from itertools import accumulate, count, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,6 +44,12 @@ class Corpus:
     before: Sequence[int]
     alone: Sequence[int]
     worst_difference: int = 0
+
+    def places(self, rng: random.Random) -> Iterator[int]:
+        """Pieces for prompts to start at, for ever: far apart, and none again before all had their turn."""
+        stride = next(n for n in count(int(self.starts * 0.618)) if math.gcd(n, self.starts) == 1)
+        first = rng.randrange(self.starts)
+        return ((first + k * stride) % self.starts for k in count())
 
     def span(self, start: int, tokens: int, at_least: int = 1) -> tuple[int, int, int]:
         """(begin, end, exact tokens) of a prompt from piece `start`: as many whole words as `tokens` hold, but enough

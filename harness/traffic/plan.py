@@ -9,17 +9,18 @@ import hashlib
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field, replace
-from itertools import accumulate, count, takewhile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 from harness import plan_file
 from harness.document import OneOf, Place, SomeOf
-from harness.log import write_beside
-from harness.model import Request, UsageError, Window
+from harness.log import ObservationLog, write_beside
+from harness.model import Observation, Request, UsageError, Window
 from harness.plan_file import PlanHeader
+from harness.timeline import CAPTURED
 from harness.traffic import corpus as corpora
 from harness.traffic.arrivals import ARRIVALS, Arrivals, Recorded
 from harness.traffic.corpus import Corpus
@@ -43,6 +44,25 @@ class Served(Protocol):
 
     @property
     def load_factor(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A plan before it is files. The spans of its `requests` point into `corpus`; `captured` holds what each request
+    got when it was captured, where it was."""
+
+    header: PlanHeader
+    requests: Sequence[Request]
+    corpus: bytes
+    captured: Sequence[Observation] = ()
+
+
+class Plannable(Protocol):
+    """Traffic of any kind."""
+
+    def plan(self, target: Served, seed: int, scenario: str, extendable: bool) -> Made:
+        """The plan against a target: the same arguments give the same plan. Raises UsageError when nothing is due, or
+        a file that it is made from cannot be read."""
 
 
 @spec
@@ -72,8 +92,11 @@ class Traffic:
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        steady = Window("steady", self.warm_up_s, self.warm_up_s + self.for_s)
-        return (Window("warm_up", 0.0, self.warm_up_s), steady) if self.warm_up_s else (steady,)
+        return windows(self.warm_up_s, self.warm_up_s + self.for_s)
+
+    @property
+    def window_names(self) -> tuple[str, ...]:
+        return tuple(window.name for window in self.windows)
 
     def planned_windows(self, extendable: bool) -> tuple[Window, ...]:
         """The windows, and as long again as the steady state when thin evidence may extend it."""
@@ -110,6 +133,16 @@ class Traffic:
             named["arrivals", "recorded", "file"] = self.arrivals.file
         return named
 
+    def plan(self, target: Served, seed: int, scenario: str, extendable: bool) -> Made:
+        header, requests, corpus = make(self, target, seed, scenario, extendable)
+        return Made(header, requests, corpus.text)
+
+
+def windows(warm_up_s: float, end_s: float) -> tuple[Window, ...]:
+    """The warm-up, if there is one, and the steady state to the end."""
+    steady = Window("steady", warm_up_s, end_s)
+    return (Window("warm_up", 0.0, warm_up_s), steady) if warm_up_s else (steady,)
+
 
 def make(
     traffic: Traffic, target: Served, seed: int, scenario: str, extendable: bool = False
@@ -135,20 +168,30 @@ def make(
 
 
 def write(
-    run_dir: Path, scenario: Path, traffic: Traffic, target: Served, seed: int, extendable: bool = False
+    run_dir: Path, scenario: Path, traffic: Plannable, target: Served, seed: int, extendable: bool = False
 ) -> tuple[PlanHeader, str]:
-    """Make the plan and write `plan.jsonl` and `corpus.bin` into the run directory; its header and SHA-256."""
-    header, requests, corpus = make(traffic, target, seed, str(scenario), extendable)
-    write_beside(run_dir / "corpus.bin", corpus.text)
-    return header, _written(run_dir / "plan.jsonl", header, requests)
+    """Make the plan and write `plan.jsonl`, `corpus.bin` and, of a recording, `captured.bin` into the new run
+    directory; its header and SHA-256."""
+    made = traffic.plan(target, seed, str(scenario), extendable)
+    write_beside(run_dir / "corpus.bin", made.corpus)
+    if made.captured:
+        _write_captured(run_dir / CAPTURED, made.captured)
+    return made.header, _written(run_dir / "plan.jsonl", made.header, made.requests)
 
 
 def write_alone(
-    out: Path, scenario: Path, traffic: Traffic, target: Served, seed: int, extendable: bool = False
+    out: Path, scenario: Path, traffic: Plannable, target: Served, seed: int, extendable: bool = False
 ) -> str:
     """Make the plan and write it to `out`, without the text that its prompts are cut from; its SHA-256."""
-    header, requests, _ = make(traffic, target, seed, str(scenario), extendable)
-    return _written(out, header, requests)
+    made = traffic.plan(target, seed, str(scenario), extendable)
+    return _written(out, made.header, made.requests)
+
+
+def _write_captured(path: Path, captured: Iterable[Observation]) -> None:
+    log = ObservationLog(path)
+    for observation in captured:
+        log.append(observation)
+    log.close()
 
 
 def _written(path: Path, header: PlanHeader, requests: Iterable[Request]) -> str:
@@ -213,9 +256,7 @@ class _Mix:
         self._class, self._length, self._answer, self._streamed, self._give_up, start = (
             random.Random(f"{seed}/{concern}") for concern in concerns
         )
-        stride = next(n for n in count(int(corpus.starts * 0.618)) if math.gcd(n, corpus.starts) == 1)
-        first = start.randrange(corpus.starts)
-        self._starts = ((first + k * stride) % corpus.starts for k in count())
+        self._starts = corpus.places(start)
 
     def request(self, due_s: float, tokens: tuple[int, int] | None = None, index: int = -1) -> Request:
         """A good request; of lengths such as `tokens`, else those of its class. Its index is final only in the plan."""
@@ -254,21 +295,15 @@ class _Mix:
 def _facts(traffic: Traffic, target: Served, corpus: Corpus, requests: list[Request]) -> dict[str, Any]:
     """What a reader should know of the plan without reading it all."""
     steady = traffic.windows[-1]
-    of_class: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for request in requests:
-        sums = of_class[request.class_name]
-        sums["requests"] += 1
-        sums["prompt_tokens"] += request.prompt_tokens
-        sums["answer_tokens"] += request.max_tokens
-        sums["streamed"] += request.stream
+    of_class = totals(requests)
     kind_of = (
         dict.fromkeys(traffic.prompts.mix, "good") | {BAD: BAD} | dict.fromkeys(traffic.misbehaving, "misbehaving")
     )
     due = sum(steady.start_s <= request.due_s < steady.end_s for request in requests)
     return {
         "planned_rate_per_s": due / traffic.for_s,
-        "bad_share": of_class[BAD]["requests"] / len(requests),
-        "classes": {name: {"kind": kind_of[name], **sums} for name, sums in sorted(of_class.items()) if sums},
+        "bad_share": of_class.get(BAD, Counter())["requests"] / len(requests),
+        "classes": {name: {"kind": kind_of[name], **sums} for name, sums in sorted(of_class.items())},
         "load_factor": target.load_factor,
         "prompt_limit": target.prompt_limit,
         "exact_answers": traffic.prompts.answer_tokens_.exact and bool(traffic.prompts.dialect.to_the_end),
@@ -276,3 +311,15 @@ def _facts(traffic: Traffic, target: Served, corpus: Corpus, requests: list[Requ
         "prompt_tokens_worst_difference": corpus.worst_difference,
         "prompt_starts": corpus.starts,
     }
+
+
+def totals(requests: Iterable[Request]) -> dict[str, Counter[str]]:
+    """Requests, tokens and streams of each class."""
+    of_class: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for request in requests:
+        of_one = of_class[request.class_name]
+        of_one["requests"] += 1
+        of_one["prompt_tokens"] += request.prompt_tokens
+        of_one["answer_tokens"] += request.max_tokens
+        of_one["streamed"] += request.stream
+    return dict(of_class)
