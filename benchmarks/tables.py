@@ -16,7 +16,7 @@ def runs(results: Results) -> str:
         *("send lag ms", "TTFT error ms", "E2E error ms", "others' time"),
     )
     rows = [_run(section, trial) for section, trials in results.trials.items() for trial in trials]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def ratios(results: Results, peers: Iterable[str]) -> str:
@@ -28,11 +28,11 @@ def ratios(results: Results, peers: Iterable[str]) -> str:
         rows.append(
             (peer, f"{median(found):.1f} x", said) if found else (peer, results.absent.get(peer, "not run"), "")
         )
-    return _table(("peer", "CPU of the peer / ours (median)", "rounds"), rows)
+    return table(("peer", "CPU of the peer / ours (median)", "rounds"), rows)
 
 
 def goals(judged: Sequence[Goal]) -> str:
-    return _table(
+    return table(
         ("#", "goal", "measured", ""), [(str(g.number), g.text, g.measured or "-", f"**{g.outcome}**") for g in judged]
     )
 
@@ -56,6 +56,7 @@ def _ms(values: np.ndarray) -> str:
     return " / ".join(f"{1e3 * value:.2f}" for value in figures) if figures else "-"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
