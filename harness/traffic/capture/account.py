@@ -28,7 +28,6 @@ class Account:
     dropped: int = 0  # by the one who captured, as the file itself says
 
     # packets: what carries TCP
-    segments: int = 0
     not_tcp: int = 0
     other_ports: int = 0
     unreadable: int = 0  # too short, or no header where one must be
@@ -49,6 +48,7 @@ class Account:
     gap_bytes: int = 0
     resets: int = 0
     idle: int = 0  # connections given up as idle, in capture time
+    crowded: int = 0  # connections given up because there were too many at once
 
     # messages: what it meant
     http: int = 0
@@ -69,9 +69,14 @@ class Account:
     filtered: int = 0  # requests that the user's filters left out
     ports: Counter[int] = field(default_factory=Counter)  # connections with HTTP by the server's port
 
+    @property
+    def segments(self) -> int:
+        """TCP segments: the packets that became nothing else."""
+        return self.packets - self.not_tcp - self.other_ports - self.fragments_held - self.unreadable
+
     def as_dict(self) -> dict[str, object]:
         """The counters that counted something, as values that JSON knows."""
-        held = ((each.name, getattr(self, each.name)) for each in fields(self))
+        held = [("segments", self.segments), *((each.name, getattr(self, each.name)) for each in fields(self))]
         return {name: _plain(value) for name, value in held if value}
 
 
