@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, TypeAdapter
 
 from harness import document
 from harness.document import OneOf, Place
+from harness.judge.against_capture import LatencyAgainstCapture, SameAnswers
 from harness.judge.gates import GATES, Gate, Rejections, unknown_names
 from harness.judge.gpu import GpuMemory
 from harness.model import UsageError
@@ -79,6 +80,7 @@ def load(path: Path, to_plan: bool = True) -> Scenario:
     Without `to_plan` it is read to judge a run that is over: the files its plan was made from need not be here.
     """
     written = document.read(path)
+    file: ReplayFile | ScenarioFile
     file = written.parse(ReplayFile) if _replays(written.value) else written.parse(ScenarioFile)
     gates = tuple(
         Gate(id=next(iter(key)), line=written.lines["gates", k, next(iter(key))], spec=each)
@@ -113,11 +115,11 @@ def _of_gates(gates: tuple[Gate, ...], traffic: Traffic | Replay) -> Iterator[tu
             yield place, f"{gate.id}: {complaint}"
         if isinstance(gate.spec, Rejections) and not traffic.refusable:
             yield place, f"{gate.id} judges nothing: the traffic has no request that is to be refused"
+        if isinstance(gate.spec, SameAnswers | LatencyAgainstCapture) and not isinstance(traffic, Replay):
+            yield place, f"{gate.id} compares with a capture: it needs `traffic: {{replay: FILE}}`"
 
 
-def _of_recording(
-    replay: Replay, gates: tuple[Gate, ...], on_inconclusive: str
-) -> Iterator[tuple[Place, str]]:
+def _of_recording(replay: Replay, gates: tuple[Gate, ...], on_inconclusive: str) -> Iterator[tuple[Place, str]]:
     """What only a look into the recording can tell."""
     if on_inconclusive == "extend":
         yield ("on_inconclusive",), "a recording cannot be extended: play it more than once with `loop: 2`"

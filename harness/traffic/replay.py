@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
+from harness import provenance
 from harness.document import Place
 from harness.model import NEVER, Observation, Outcome, Request, Tag, UsageError, refusal
 from harness.plan_file import PlanHeader
@@ -222,6 +223,7 @@ class Replay:
         model = self.rewrite.model or next((name for name, _ in models if name), "")
         return {
             "recording": str(self.replay),
+            "recording_sha256": provenance.sha256(self.replay),
             "sources": list(header.sources),
             "timing_only": header.timing_only,
             "requests": header.requests,
