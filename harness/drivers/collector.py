@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.drivers.connection import Exchange
 from harness.drivers.health import Health
-from harness.drivers.stream import observe
+from harness.drivers.stream import observe, read_answer
 from harness.drivers.timer import Slices
 from harness.log import Log, ObservationLog
 from harness.model import Event, Observation, Outcome, Reading, Request
@@ -22,6 +22,7 @@ FORGOTTEN = 0.01  # of the fastest stream, with each that is slower
 ANSWER_COST_S, PIECE_COST_S = 50e-6, 10e-6  # of reading an answer
 SAMPLES = 5  # of each outcome and status: enough to see what went wrong, few enough to read
 SAMPLE_BYTES = 300
+SHAPES = 200  # told in full: a server whose answers have ids for names could go on for ever
 _AS_PLANNED = (Outcome.OK, Outcome.REJECTED_AS_EXPECTED, Outcome.CANCELLED_BY_US, Outcome.OPEN)
 
 
@@ -40,6 +41,7 @@ class Collector:
         self._worker, self._seen = worker, seen
         self._over: deque[Exchange] = deque()
         self._samples: Counter[tuple[Outcome, int]] = Counter()
+        self._shapes = {0}  # that were told, and that of an answer without any
         self._health = Health()
         self._origin_s, self.gap_s = 0.0, FIRST_GAP_S
         self.take = self._over.append
@@ -66,12 +68,20 @@ class Collector:
             self.gap_s = min(gap_s, self.gap_s * (1 + FORGOTTEN))
         if self._seen is not None:
             self._seen(request, observation, sum(len(piece) for _, piece in reply.pieces))
+        if observation.shape not in self._shapes and len(self._shapes) <= SHAPES:
+            self._tell_shape(exchange, observation.shape)
         kind = (observation.outcome, observation.status)
         if observation.outcome not in _AS_PLANNED and self._samples[kind] < SAMPLES:
             self._samples[kind] += 1
             body = b"".join(piece for _, piece in reply.pieces)[:SAMPLE_BYTES]
             detail = {"index": request.index, "status": observation.status, "body": body.decode(errors="replace")}
             self.log.event(Event(self._now_s(), "error_sample", observation.outcome.name.lower(), detail))
+
+    def _tell_shape(self, exchange: Exchange, shape: int) -> None:
+        """What a checksum of members stands for, the first time that it is met."""
+        self._shapes.add(shape)
+        members = read_answer(exchange.request, exchange.reply).shape or ()
+        self.log.event(Event(self._now_s(), "shape", str(shape), {"members": sorted(members)}))
 
     def measure(self, gauges: Mapping[str, float]) -> None:
         """Once a second: what this worker says of itself, and the observations so far onto the disk."""

@@ -9,6 +9,7 @@ honoured). Nothing is parsed here; no proxy is used.
 """
 
 import _socket
+import contextlib
 import errno
 import socket
 import ssl
@@ -117,7 +118,7 @@ class Connection:
             self._tls = endpoint.tls.wrap_bio(self._incoming, self._outgoing, server_hostname=endpoint.host)
         self._answers = Answers()
         self._unsent = self._unencrypted = _NOTHING
-        self._body_cut = False
+        self._body_cut = self._half_closed = False
         self.exchange: Exchange | None = None
         self.up = self.gone = False
         self.began_s = self.heard_s = time.monotonic()
@@ -149,6 +150,25 @@ class Connection:
         """End the request here and now, by the plan, by the time limit or with the run."""
         self._finish(at_s, broken)
 
+    def give_up(self) -> None:
+        """The plan has this client hang up now."""
+        assert self.exchange is not None
+        self.exchange.reply.tags |= Tag.GAVE_UP
+        self._finish(time.monotonic(), Outcome.CANCELLED_BY_US)
+
+    def half_close(self) -> None:
+        """The plan has this client say that it sends no more, now or when all is written, and wait for the answer.
+
+        TLS knows no such thing that servers bear: there it hangs up.
+        """
+        if self._tls:
+            self.give_up()
+            return
+        self._half_closed = True
+        if self.up and not self._sending:
+            with contextlib.suppress(OSError):  # the peer has gone: the reader will be told
+                self._socket.shutdown(socket.SHUT_WR)
+
     @property
     def alive(self) -> bool:
         """False when the peer has closed this idle connection and the loop has not told us yet."""
@@ -164,7 +184,9 @@ class Connection:
     def carry(self, exchange: Exchange) -> None:
         """Send a request, now or as soon as the connection stands; the caller has set `sent_s`."""
         self.exchange, exchange.carrier = exchange, self
-        self._answers.expect(exchange.reply, exchange.request.stream)
+        request = exchange.request
+        in_turn, head = request.group is not None, exchange.wire.startswith(b"HEAD ")
+        self._answers.expect(exchange.reply, request.stream, to_the_end=in_turn, head=head)
         if self.up:
             self._send(exchange.wire)
 
@@ -193,6 +215,8 @@ class Connection:
             else:
                 self._writer.stop()
                 self._owner.pressing.discard(self)
+                if self._half_closed:
+                    self.half_close()
 
     def _encrypt(self) -> None:
         """The next slice of the request, and whatever TLS itself has to say, joins what is unsent."""
@@ -245,6 +269,8 @@ class Connection:
         else:
             self.exchange.reply.connect_s = self.connect_s
             self._send(self.exchange.wire)
+            if self._half_closed:
+                self.half_close()
 
     # Reading -----------------------------------------------------------------------------------------------------
 
@@ -324,18 +350,22 @@ class Connection:
         """The peer ended it. A request that crossed the closing of an idle connection on its way is sent again."""
         exchange, now_s = self.exchange, time.monotonic()
         assert exchange is not None
-        if broken is Outcome.RESET and self._crossed(exchange.reply, now_s):
+        if broken is Outcome.RESET and self._crossed(exchange, now_s):
             self.close()
             self._owner.resend(exchange)
         else:
             self._finish(now_s, broken)
 
-    def _crossed(self, reply: Reply, now_s: float) -> bool:
+    def _crossed(self, exchange: Exchange, now_s: float) -> bool:
         """True when the peer must have closed before it could see the request.
 
         That is so when an idle connection breaks without a byte within a round trip of the sending. One that breaks
-        later was closed by a server that had the request, and failed it.
+        later was closed by a server that had the request, and failed it; and so may one have been that was sent
+        malformed bytes or their end.
         """
+        request, reply = exchange.request, exchange.reply
+        if self._half_closed or (request.raw and request.flaw):
+            return False
         idle_s = reply.sent_s - self.heard_s  # negative once a byte of the answer has come
         round_trip_s = 2 * self.connect_s + 0.001
         return idle_s >= _KEPT_S and now_s - reply.sent_s <= round_trip_s and Tag.RESENT not in reply.tags
@@ -359,7 +389,7 @@ class Connection:
         """Between requests: free, or waiting for the end of a message whose stream is [DONE], or of no more use."""
         if not self._answers.whole:
             return
-        if self._answers.keep_alive and not self._body_cut and not self._sending:
+        if self._answers.keep_alive and not (self._body_cut or self._sending or self._half_closed):
             self._owner.free(self)
         else:
             self.close()

@@ -42,13 +42,19 @@ class Part:
         target = base.load(str(run_dir / "target.yaml"))
         corpus = (run_dir / "corpus.bin").read_bytes()
         exact = header.facts.get("exact_answers", True)
-        rewrite = header.facts.get("replay", {}).get("rewrite")
+        replay = header.facts.get("replay", {})
         composer = Composer(
-            corpus, target.model, target.host, target.sent_headers(os.environ), exact=exact, rewrite=rewrite
+            corpus,
+            target.model,
+            target.host,
+            target.sent_headers(os.environ),
+            exact=exact,
+            rewrite=replay.get("rewrite"),
         )
         self._collector = Collector(run_dir, worker, seen)
         endpoints = Endpoint.of(target.url)
-        self._player = Player(lines, composer.wire, endpoints, header.time_limit_s, self._collector)
+        cap = share(replay.get("in_flight_cap"), worker, workers)
+        self._player = Player(lines, composer.wire, endpoints, header.time_limit_s, self._collector, cap)
         self.stop = self._player.stop
         self.nice = self._hurry()
 
@@ -86,6 +92,11 @@ def _dealt_by(number: int, line: bytes) -> int:
     """What says which worker plays a line of the plan: its group, or else its index."""
     group = orjson.loads(line).get("group") if b'"group":' in line else None
     return number if group is None else int(group)
+
+
+def share(in_flight_cap: int | None, worker: int, workers: int) -> float:
+    """What one worker may have in flight, of what all together may; one request at least."""
+    return float("inf") if in_flight_cap is None else max(1, (in_flight_cap + workers - 1 - worker) // workers)
 
 
 def origin(run_dir: Path, asked: Callable[[], bool]) -> float | None:

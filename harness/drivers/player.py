@@ -1,33 +1,33 @@
 """Plays one worker's part of a plan: each request leaves at its absolute due time, whatever became of the others.
 
+The one exception is the plan's: what comes after another request falls due so long after that one's end.
+
 Three things are called at due times: `timerfd` wakes the loop, every socket callback polls the schedule before it
 reads, and so does the collector between two observations. None of them parses, composes or writes when there is time
 to do so earlier or later: bytes are composed a little ahead, answers are read when they are over.
 
-It never skips, delays or repeats an arrival to save itself: a player that cannot keep up shows it in its send lag.
+It never skips, delays or repeats an arrival to save itself: a player that cannot keep up shows it in its send lag. What
+the plan's own cap of requests in flight has it leave out is recorded as never sent, and counted.
 """
 
 import heapq
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import gevent
-import orjson
 
-from harness import plan_file
 from harness.drivers.collector import Collector
 from harness.drivers.connection import Endpoint, Exchange
 from harness.drivers.pool import Pool
+from harness.drivers.schedule import Schedule
 from harness.drivers.stream import Reply
 from harness.drivers.timer import Nap, Slices, Timer
-from harness.model import Outcome, Request, Tag
+from harness.model import Request
 
 EARLY_S = 20e-6  # what falls due this soon is sent now: arming a timer for it takes as long
 TICK_S = 0.25  # between two rounds of composing ahead and of collecting
 AHEAD_S = 0.75
-AHEAD_BYTES = 32 << 20
 COMPOSE_COST_S = 200e-6  # of a request of a few thousand tokens
 MOST_NAP_S = 0.0025
 NAPS_PER_GAP = 4  # two tokens that waited unread together would share the later one's stamp
@@ -49,7 +49,8 @@ class Played:
 
 
 class Player:
-    """One worker's player. `lines` are its requests as the plan has them, in the order in which they fall due."""
+    """One worker's player. `lines` are its requests as the plan has them, in the order in which they fall due; of more
+    than `in_flight_cap` at once it sheds those that fall due last."""
 
     def __init__(
         self,
@@ -58,24 +59,27 @@ class Player:
         endpoints: Sequence[Endpoint],
         time_limit_s: float,
         collector: Collector,
+        in_flight_cap: float = _FOR_EVER,
     ) -> None:
-        self._lines, self._wire, self._time_limit_s, self._collector = lines, wire, time_limit_s, collector
-        self._next_line = 0
-        self._ahead: deque[Exchange] = deque()  # composed, not yet due
-        self._ahead_bytes = 0
-        self._hang_ups: list[tuple[float, int, Exchange]] = []  # a heap: the plan's cancelling clients
+        self._wire, self._time_limit_s, self._collector = wire, time_limit_s, collector
+        self._in_flight_cap = in_flight_cap
+        self._closings: list[tuple[float, int, bool, Exchange]] = []  # a heap: clients that hang up, or close one side
         self._origin_s = self._armed_s = _FOR_EVER
         self._asked = self._dropped = False
         self._failure: OSError | None = None
-        self.sent = 0
+        self.sent = self.shed = 0
         loop = gevent.get_hub().loop
-        self.pool = Pool(endpoints, loop, self.poll, collector.take)
+        self.pool = Pool(endpoints, loop, self.poll, self._over)
+        self._schedule = Schedule(lines, self._compose)
         self._timer, self._nap = Timer(loop, self._wake), Nap(loop, self._idle_s)
 
     def warm(self) -> None:
-        """Open the connections that the busiest second needs, half as many again, before the run begins."""
-        dues = [orjson.loads(line)["due_s"] for line in self._lines]
-        self.pool.warm(min(MOST_WARM, 4 + int(1.5 * busiest_second(dues))), gevent.sleep, WARM_LIMIT_S)
+        """Open the connections that the busiest second needs, half as many again, before the run begins.
+
+        Groups open their own, each when its first request is near.
+        """
+        if self._schedule.busiest:
+            self.pool.warm(min(MOST_WARM, 4 + int(1.5 * self._schedule.busiest)), gevent.sleep, WARM_LIMIT_S)
 
     def stop(self) -> None:
         """Send nothing that falls due from now on; `play` returns within a second or so."""
@@ -86,7 +90,7 @@ class Player:
         self._origin_s = origin_s
         self._collector.begin(origin_s)
         self._look_ahead()
-        self._schedule()
+        self._arm()
         end_s, measured_s = _FOR_EVER, time.monotonic()
         while self._failure is None:
             self._nap.start()
@@ -97,9 +101,11 @@ class Player:
             if self._asked and not self._dropped:
                 self._drop_the_rest()
                 end_s = now_s + DRAIN_S
-            elif self._all_sent and end_s == _FOR_EVER:
+            elif self._schedule.dated:
+                end_s = _FOR_EVER
+            elif end_s == _FOR_EVER:
                 end_s = now_s + 2 * self._time_limit_s  # a first byte at the limit, and silence for as long again
-            if (self._all_sent and not self.pool.in_flight) or now_s > end_s:
+            if not (self._schedule.dated or self.pool.in_flight) or now_s > end_s:
                 return self._finish()
             self._look_ahead()
             self._collector.work(self._slices(), TICK_S)
@@ -112,9 +118,13 @@ class Player:
 
     def _finish(self) -> Played:
         left_open = self.pool.in_flight
+        never_due = self._schedule.drop()
+        self.pool.abandon()
+        if self._failure is None:
+            for request in never_due:
+                self._collector.take(Exchange(request, b"", Reply()))
         self._timer.close()
         self._nap.close()
-        self.pool.abandon()
         self._collector.work(self._slices(), _FOR_EVER)
         self._collector.measure(self._gauges())
         why = "asked" if self._asked else "finished"
@@ -139,76 +149,79 @@ class Player:
     def _wake(self) -> None:
         self._armed_s = _FOR_EVER
         self.poll()
-        self._schedule()
+        self._arm()
 
     def _idle_s(self) -> float:
-        """How long nobody needs the loop: not past the next due moment, and not while a connection presses."""
-        if self.pool.pressing or not self.pool.in_flight:
+        """How long nobody needs the loop: not past the next due moment, not while a connection presses, and never when
+        the end of an answer may date another request."""
+        if self.pool.pressing or not self.pool.in_flight or self._schedule.waiting:
             return 0.0
         nap_s = min(MOST_NAP_S, self._collector.gap_s / NAPS_PER_GAP)
         return min(nap_s, self._room_s())
 
-    def _schedule(self) -> None:
+    def _arm(self) -> None:
         """Wake in time for what is next. A timer armed for something already done costs less than arming it anew."""
-        due_s = self._origin_s + self._ahead[0].request.due_s - EARLY_S if self._ahead else _FOR_EVER
-        next_s = self.pool.next_s = min(due_s, self._hang_ups[0][0] if self._hang_ups else _FOR_EVER)
+        due_s = self._origin_s + self._schedule.next_s - EARLY_S
+        next_s = self.pool.next_s = min(due_s, self._closings[0][0] if self._closings else _FOR_EVER)
         if next_s < self._armed_s:
             self._armed_s = next_s
             self._timer.arm(next_s)
 
     def _fire(self) -> None:
         now_s = time.monotonic() + EARLY_S
-        while self._ahead and self._origin_s + self._ahead[0].request.due_s <= now_s:
-            exchange = self._ahead.popleft()
-            self._ahead_bytes -= len(exchange.wire)
-            self._send(exchange)
-            if not self._ahead:
-                self._compose_next()
+        while self._origin_s + self._schedule.next_s <= now_s:
+            self._send(self._schedule.pop())
             now_s = time.monotonic() + EARLY_S
-        while self._hang_ups and self._hang_ups[0][0] <= now_s:
-            _, _, exchange = heapq.heappop(self._hang_ups)
-            if exchange.carrier is not None:
-                exchange.reply.tags |= Tag.GAVE_UP
-                exchange.carrier.hang_up(Outcome.CANCELLED_BY_US, time.monotonic())
-        self._schedule()
+            self._schedule.refill(now_s + AHEAD_S - self._origin_s)
+        while self._closings and self._closings[0][0] <= now_s:
+            _, _, gives_up, exchange = heapq.heappop(self._closings)
+            if (connection := exchange.carrier) is not None:
+                (connection.give_up if gives_up else connection.half_close)()
+        self._arm()
 
     def _send(self, exchange: Exchange) -> None:
+        if self.pool.in_flight >= self._in_flight_cap:
+            self.shed += 1
+            self._over(exchange)
+            return
         self.sent += 1
         self.pool.carry(exchange)
-        if exchange.request.give_up_s is not None:
-            hang_up_s = exchange.reply.sent_s + exchange.request.give_up_s
-            heapq.heappush(self._hang_ups, (hang_up_s, exchange.request.index, exchange))
+        request, sent_s = exchange.request, exchange.reply.sent_s
+        if request.give_up_s is not None:
+            heapq.heappush(self._closings, (sent_s + request.give_up_s, request.index, True, exchange))
+        if request.half_close_s is not None:
+            heapq.heappush(self._closings, (sent_s + request.half_close_s, request.index, False, exchange))
+
+    def _over(self, exchange: Exchange) -> None:
+        """A request is over, or will never be sent: what comes after it falls due from then on."""
+        self._collector.take(exchange)
+        request, reply = exchange.request, exchange.reply
+        if request.group is not None:
+            ended_s = reply.ended_s if reply.ended_s == reply.ended_s else time.monotonic()
+            if self._schedule.ended(request, ended_s - self._origin_s):
+                self.pool.leave(request.group)
+            self._arm()
 
     # Ahead of the schedule ---------------------------------------------------------------------------------------
 
     def _look_ahead(self) -> None:
-        """Compose what falls due soon, at least the next request, within a bound of memory."""
         slices, horizon_s = self._slices(), time.monotonic() + AHEAD_S - self._origin_s
-        while self._next_line < len(self._lines) and (
-            not self._ahead or (self._ahead[-1].request.due_s < horizon_s and self._ahead_bytes < AHEAD_BYTES)
-        ):
-            slices.cut(COMPOSE_COST_S)
-            self._compose_next()
+        self._schedule.look_ahead(horizon_s, lambda: slices.cut(COMPOSE_COST_S))
 
-    def _compose_next(self) -> None:
-        if self._next_line < len(self._lines):
-            request = plan_file.read_request(self._lines[self._next_line])
-            self._next_line += 1
-            exchange = Exchange(request, self._wire(request), Reply())
-            self._ahead_bytes += len(exchange.wire)
-            self._ahead.append(exchange)
-
-    @property
-    def _all_sent(self) -> bool:
-        return not self._ahead and self._next_line >= len(self._lines)
+    def _compose(self, request: Request) -> Exchange:
+        if request.group is not None:
+            try:
+                self.pool.stand_by(request.group)
+            except OSError as error:
+                self._failure = error
+        return Exchange(request, self._wire(request), Reply())
 
     def _drop_the_rest(self) -> None:
         """Asked to stop: what was due until now is sent, the rest never."""
         self.poll()
         self._dropped = True
-        self._ahead.clear()
-        self._next_line = len(self._lines)
-        self._schedule()
+        self._schedule.drop()
+        self._arm()
 
     def _gauges(self) -> dict[str, float]:
         return {
@@ -217,14 +230,5 @@ class Player:
             "player.done": self.sent - self.pool.in_flight,
             "player.connections": self.pool.connections,
             "player.resent": self.pool.resent,
+            "player.shed": self.shed,
         }
-
-
-def busiest_second(dues_s: Sequence[float]) -> int:
-    """The most arrivals within any one second."""
-    most = first = 0
-    for last, due_s in enumerate(dues_s):
-        while due_s - dues_s[first] >= 1.0:
-            first += 1
-        most = max(most, last - first + 1)
-    return most

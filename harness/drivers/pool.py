@@ -3,10 +3,14 @@
 An open loop needs as many connections as there are answers still to come; a pool that made a request wait would hide
 the very slowness that is being measured. So an idle connection is used when there is one (the one used last: it is the
 least likely to be closed by the server), a new one is opened when there is none, and a small reserve is opened ahead.
+
+Requests of a group, which a capture saw on connections of their own, share these and none with anybody else: the first
+is opened ahead of the first request, and all are closed when nothing is left of the group.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
@@ -14,7 +18,15 @@ from harness.drivers.connection import Connection, Endpoint, Exchange
 from harness.model import Outcome, Tag
 
 _AT_ONCE = 32  # handshakes in flight while warming up: more overflow a server's backlog and take a second each
-_LINGER_S = 1.0  # for the end of a message whose stream has said [DONE]
+_LINGER_S = 1.0  # for the end of a message whose stream has said [DONE], and of a group after its last request
+
+
+@dataclass(slots=True, eq=False)
+class Shelf:
+    """Where connections wait for their next request: everybody's, or one group's."""
+
+    idle: dict[Connection, None] = field(default_factory=dict)  # in the order of their last use
+    wanted: bool = True  # there are requests still to come
 
 
 class Pool:
@@ -29,8 +41,9 @@ class Pool:
         self.next_s = float("inf")
         self.pressing: set[Connection] = set()
         self.set_clock()
-        self._idle: dict[Connection, None] = {}  # in the order of their last use
-        self._all: set[Connection] = set()
+        self._shared = Shelf()
+        self._shelves: dict[int | None, Shelf] = {None: self._shared}  # by group
+        self._all: dict[Connection, Shelf] = {}
         self._opening: set[Connection] = set()  # ahead of need
         self._reserve = self.in_flight = self.resent = 0
 
@@ -49,43 +62,54 @@ class Pool:
         limit, tried = time.monotonic() + limit_s, 0
         while (tried < count or self._opening) and time.monotonic() < limit:
             while tried < count and len(self._opening) < _AT_ONCE:
-                self._open_ahead()
+                self._opening.add(self._open(self._shared))
                 tried += 1
             sleep(0.005)
 
-    def _open_ahead(self) -> None:
-        connection = Connection(next(self._endpoints), self._loop, self)
-        self._opening.add(connection)
-        self._all.add(connection)
+    def stand_by(self, group: int) -> None:
+        """Open the first connection of a group whose first request falls due soon."""
+        if group not in self._shelves:
+            shelf = self._shelves[group] = Shelf()
+            shelf.idle[self._open(shelf)] = None
+
+    def leave(self, group: int) -> None:
+        """Nothing is left of this group: its connections close when they have lingered."""
+        self._shelves.pop(group).wanted = False
 
     def carry(self, exchange: Exchange) -> None:
         """Send a request. Raises OSError when this machine has no descriptors or ports left: that is our failure."""
         exchange.reply.sent_s = time.monotonic()
         self.in_flight += 1
-        (self._taken() or self._opened(exchange)).carry(exchange)
-        if len(self._idle) < self._reserve and len(self._opening) < self._reserve:
-            self._open_ahead()
+        shelf = self._shelves[exchange.request.group]
+        self._carry_on(self._taken(shelf) or self._open(shelf), exchange)
+        if len(self._shared.idle) < self._reserve and len(self._opening) < self._reserve:
+            self._opening.add(self._open(self._shared))
 
-    def _taken(self) -> Connection | None:
-        while self._idle:
-            connection, _ = self._idle.popitem()
+    def _taken(self, shelf: Shelf) -> Connection | None:
+        while shelf.idle:
+            connection, _ = shelf.idle.popitem()
             if connection.alive:
                 return connection
             connection.close()
         return None
 
-    def _opened(self, exchange: Exchange) -> Connection:
-        exchange.reply.tags |= Tag.NEW_CONNECTION
+    def _open(self, shelf: Shelf) -> Connection:
         connection = Connection(next(self._endpoints), self._loop, self)
-        self._all.add(connection)
+        self._all[connection] = shelf
         return connection
 
+    def _carry_on(self, connection: Connection, exchange: Exchange) -> None:
+        if not connection.up:
+            exchange.reply.tags |= Tag.NEW_CONNECTION
+        connection.carry(exchange)
+
     def sweep(self, now_s: float, time_limit_s: float) -> None:
-        """Give up what has been silent for the time limit, and what lingers after its [DONE]."""
-        for connection in list(self._all):
+        """Give up what has been silent for the time limit; close what lingers after its [DONE] or after its group."""
+        for connection, shelf in list(self._all.items()):
             exchange = connection.exchange
             if exchange is None:
-                if connection.up and connection not in self._idle and now_s - connection.heard_s > _LINGER_S:
+                of_use = shelf.wanted and (connection in shelf.idle or not connection.up)
+                if not of_use and now_s - connection.heard_s > _LINGER_S:
                     connection.close()
                 continue
             reply = exchange.reply
@@ -104,7 +128,7 @@ class Pool:
 
     def free(self, connection: Connection) -> None:
         self._opening.discard(connection)
-        self._idle[connection] = None
+        self._all[connection].idle[connection] = None
 
     def over(self, exchange: Exchange) -> None:
         self.in_flight -= 1
@@ -113,9 +137,9 @@ class Pool:
     def resend(self, exchange: Exchange) -> None:
         exchange.reply.tags |= Tag.RESENT
         self.resent += 1
-        self._opened(exchange).carry(exchange)
+        self._carry_on(self._open(self._shelves[exchange.request.group]), exchange)
 
     def closed(self, connection: Connection) -> None:
         self._opening.discard(connection)
-        self._idle.pop(connection, None)
-        self._all.discard(connection)
+        if (shelf := self._all.pop(connection, None)) is not None:
+            shelf.idle.pop(connection, None)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from harness.answers import Answer, read_stream, shape_sum
-from harness.model import NEVER, Finish, Observation, Outcome, Request, Tag
+from harness.model import NEVER, Finish, Observation, Outcome, Request, Tag, refusal
+from harness.traffic.capture.coding import Undecodable, decoded
+from harness.traffic.dialects import speaks
 
 _UNTAGGED = Tag(0)
 
@@ -31,11 +33,12 @@ class Reply:
     connect_s: float = 0.0
     receive_lag_s: float = 0.0
     tags: Tag = _UNTAGGED
+    coding: str = ""  # what the body is compressed with, as Content-Encoding names it
 
 
 def observe(request: Request, reply: Reply, origin_s: float, worker: int) -> Observation:
     """The one record of a request: its moments from the run's origin, its tokens, and what became of it."""
-    answer = _read(request, reply)
+    answer = read_answer(request, reply)
     streamed = request.stream and 200 <= reply.status < 300
     content_s = answer.content_s if streamed else []
     tokens_out = answer.tokens("completion_tokens", "output_tokens")
@@ -71,18 +74,30 @@ def observe(request: Request, reply: Reply, origin_s: float, worker: int) -> Obs
     )
 
 
-def _read(request: Request, reply: Reply) -> Answer:
-    """An error answer is not read: its status says all. A stream that is one JSON document is an error or a mistake."""
+def read_answer(request: Request, reply: Reply) -> Answer:
+    """What the body says, with its shape for a captured request. An error answer is not read: its status says all. A
+    stream that is one JSON document is an error or a mistake."""
     if not 200 <= reply.status < 300:
         return Answer()
+    try:
+        pieces = _plain(reply) if reply.coding else reply.pieces
+    except Undecodable:
+        return Answer(malformed=True)
     shape: set[str] | None = set() if request.raw else None
-    if request.stream and not _opening(reply.pieces).startswith(b"{"):
-        return read_stream(reply.pieces, reply.ended_s, shape)
+    if request.stream and not _opening(pieces).startswith(b"{"):
+        return read_stream(pieces, reply.ended_s, shape)
     answer = Answer(shape)
     if reply.broken is None:
-        answer.take(reply.ended_s, b"".join([piece for _, piece in reply.pieces]))
+        answer.take(reply.ended_s, b"".join([piece for _, piece in pieces]))
         answer.malformed |= request.stream and not answer.error
     return answer
+
+
+def _plain(reply: Reply) -> list[tuple[float, bytes]]:
+    """The body as it reads, each piece at the moment of the bytes that made it readable. Raises Undecodable."""
+    moments_s = [at_s for at_s, _ in reply.pieces]
+    numbered = enumerate([piece for _, piece in reply.pieces])
+    return [(moments_s[number], plain) for number, plain in decoded(numbered, reply.coding)]
 
 
 def _opening(pieces: list[tuple[float, bytes]]) -> bytes:
@@ -94,14 +109,19 @@ def outcome(request: Request, reply: Reply, answer: Answer) -> Outcome:
     if reply.broken is Outcome.CANCELLED_BY_US:
         return Outcome.CANCELLED_BY_US
     if reply.status and not 200 <= reply.status < 300:
-        return _refusal(request, reply.status)
+        return refusal(request.expect, reply.status)
     if reply.status and not request.expects(reply.status):
         return Outcome.ACCEPTED_BUT_BAD
     return _success(request, reply, answer)
 
 
 def _success(request: Request, reply: Reply, answer: Answer) -> Outcome:
-    """What the server said, then what broke the bytes, then what they are not, then what they lack."""
+    """What the server said, then what broke the bytes, then what they are not, then what they lack.
+
+    What a captured request asked of no model (a list of models, a health check) owes no content: whole is enough.
+    """
+    if request.raw and not speaks(request.path):
+        return Outcome.OK if reply.broken is None else reply.broken
     if answer.error:
         return Outcome.ERROR_IN_STREAM
     if reply.broken is not None and not answer.done:
@@ -112,13 +132,3 @@ def _success(request: Request, reply: Reply, answer: Answer) -> Outcome:
         return Outcome.EMPTY
     unfinished = not answer.finished or (request.stream and not answer.done)
     return Outcome.TRUNCATED if unfinished else Outcome.OK
-
-
-def _refusal(request: Request, status: int) -> Outcome:
-    if request.expects(status):
-        return Outcome.REJECTED_AS_EXPECTED
-    if status == 429:
-        return Outcome.RATE_LIMITED
-    if status >= 500:
-        return Outcome.HTTP_5XX
-    return Outcome.REJECTED if status >= 400 else Outcome.MALFORMED  # a redirect answers nobody who asked for a model

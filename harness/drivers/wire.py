@@ -25,7 +25,8 @@ class Answers:
         self._parser = httptools.HttpResponseParser(self)
         self._reply = Reply()
         self._at_s = 0.0
-        self._stream = self._interim = self._head_seen = self._has_length = False
+        self._stream = self._until_done = self._head = False
+        self._interim = self._head_seen = self._has_length = False
         self._in_chunks = False  # of a stream: nothing but a chunk of no bytes ends it
         self._tail = b"\n"
         self._unread: list[tuple[float, bytes]] = []
@@ -33,9 +34,11 @@ class Answers:
         self.over = True  # the user has the answer: whole, or the stream said [DONE]
         self.keep_alive = True
 
-    def expect(self, reply: Reply, stream: bool) -> None:
-        """The next bytes answer a new request."""
+    def expect(self, reply: Reply, stream: bool, *, to_the_end: bool = False, head: bool = False) -> None:
+        """The next bytes answer a new request: one that waits `to_the_end` of the message, past its [DONE], when the
+        connection is wanted by another; one of HEAD, whose answer has no body whatever its length says."""
         self._reply, self._stream, self._tail = reply, stream, b"\n"
+        self._until_done, self._head = stream and not to_the_end, head
         self.whole = self.over = self._head_seen = self._has_length = self._in_chunks = False
 
     def feed(self, at_s: float, data: bytes) -> bool:
@@ -86,18 +89,22 @@ class Answers:
         if (name := name.lower()) in (b"content-length", b"transfer-encoding"):
             self._has_length = True
             self._in_chunks = self._stream and name == b"transfer-encoding" and value.lower() == b"chunked"
+        elif name == b"content-encoding":
+            self._reply.coding = value.decode(errors="replace")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         self._interim = 100 <= status < 200  # 100 Continue, 103 Early Hints: the answer is still to come
         if not self._interim:
             self._head_seen, self._reply.status = True, status
+            if self._head:
+                self._end_at_the_head()
 
     def on_body(self, body: bytes) -> None:
         if self.over:
             return
         self._reply.pieces.append((self._at_s, body))
-        if self._stream:
+        if self._until_done:
             seen = self._tail + body
             if seen.find(b"[DONE]") >= 0 and any(b"\n" + done in seen or b"\r" + done in seen for done in _DONE):
                 self._reply.broken, self.over = None, True
@@ -110,3 +117,9 @@ class Answers:
             self._reply.broken = None
         self.over = self.whole = True
         self.keep_alive = self._parser.should_keep_alive()
+
+    def _end_at_the_head(self) -> None:
+        """The parser cannot be told that no body comes: another reads what follows."""
+        self._reply.broken, self.over, self.whole = None, True, True
+        self.keep_alive = self._parser.should_keep_alive()
+        self._parser = httptools.HttpResponseParser(self)

@@ -41,8 +41,15 @@ DIALECTS = {
     "/embeddings": Dialect(b'"input":"%b"', b'"input":""'),
 }
 
+_ENDINGS = tuple(DIALECTS)
+
 
 @cache
 def dialect_of(path: str) -> Dialect:
     """How a path is spoken to: by its ending, and as completions are when it has none of these."""
     return next((dialect for ending, dialect in DIALECTS.items() if path.endswith(ending)), DIALECTS["/completions"])
+
+
+def speaks(path: str) -> bool:
+    """Whether a path, with or without a query, asks a model for something: its answer then has content."""
+    return path.partition("?")[0].endswith(_ENDINGS)

@@ -3,6 +3,7 @@
 import socket
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 import gevent
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from harness.drivers import connection as connections
 from harness.drivers.connection import Connection, Endpoint, Exchange
 from harness.drivers.stream import Reply
-from harness.model import Outcome, Request
+from harness.model import Outcome, Request, Tag
 
 ASKED = Request(index=0, due_s=0.0, class_name="short")
 
@@ -141,3 +142,37 @@ def test_an_address_without_a_route_is_refused(pair: tuple[Connection, Told, soc
     connection.carry(exchange)
     told.wait_for("over")
     assert exchange.reply.broken is Outcome.REFUSED
+
+
+def test_a_half_close_says_that_no_more_comes(pair: tuple[Connection, Told, socket.socket]) -> None:
+    """The peer reads to the end, and its answer still arrives; the connection is of no more use then."""
+    connection, told, peer = pair
+    exchange = sent(connection)
+    connection.half_close()
+    assert peer.recv(100) == exchange.wire
+    assert peer.recv(100) == b""
+    peer.sendall(b"HTTP/1.1 204 X\r\n\r\n")
+    told.wait_for("over")
+    assert told.words == ["free", "closed", "over"]
+    assert (exchange.reply.status, exchange.reply.broken) == (204, None)
+
+
+def test_tls_hangs_up_where_a_capture_closed_one_side(pair: tuple[Connection, Told, socket.socket]) -> None:
+    """There is no half of a TLS connection that a server would bear."""
+    connection, told, _ = pair
+    exchange = sent(connection)
+    connection._tls = object()  # type: ignore[assignment]
+    connection.half_close()
+    assert told.words == ["free", "closed", "over"]
+    assert (exchange.reply.broken, exchange.reply.tags) == (Outcome.CANCELLED_BY_US, Tag.GAVE_UP)
+
+
+def test_a_malformed_request_is_sent_once(pair: tuple[Connection, Told, socket.socket]) -> None:
+    """Its bytes may be why the server closed, however soon it did."""
+    connection, told, peer = pair
+    connection.connect_s = 10.0
+    request = replace(ASKED, raw=True, flaw="two_lengths")
+    connection.carry(Exchange(request, b"POST / HTTP/1.1\r\n\r\n", Reply(sent_s=connections.time.monotonic())))
+    reset(peer)
+    told.wait_for("over")
+    assert "resend" not in told.words

@@ -13,7 +13,6 @@ from scripted import Scripted, lay_out
 
 from harness import timeline
 from harness.drivers.part import Part
-from harness.drivers.player import busiest_second
 from harness.model import Outcome, Request, Tag
 
 ASKED = Request(index=0, due_s=0.0, class_name="short", text=(0, 5), max_tokens=8, stream=True)
@@ -187,9 +186,3 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path, certif
     with Scripted(serving(certificate)) as server:
         seen = play(lay_out(tmp_path / "run", f"https://127.0.0.1:{server.port}", due([ASKED])))
     assert Outcome(seen.observations["outcome"][0]) is Outcome.REFUSED
-
-
-def test_the_busiest_second_is_found_between_whole_seconds() -> None:
-    """The pool is opened for the most arrivals that any one second holds."""
-    assert busiest_second([0.0, 0.9, 1.0, 1.1, 1.89, 5.0]) == 4
-    assert busiest_second([]) == 0

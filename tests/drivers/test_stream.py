@@ -1,6 +1,7 @@
 """Bytes and moments to one observation: the table of stream shapes that tools get wrong, and that cuts never matter."""
 
 import math
+import zlib
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,8 +24,12 @@ def chunk(content: str | None = None, finish: str | None = None, **more: object)
     return orjson.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more})
 
 
+def sse_events(*documents: bytes) -> list[bytes]:
+    return [b"data: " + document + b"\n\n" for document in documents]
+
+
 def sse(*documents: bytes) -> bytes:
-    return b"".join(b"data: " + document + b"\n\n" for document in documents)
+    return b"".join(sse_events(*documents))
 
 
 ROLE = orjson.dumps({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
@@ -352,3 +357,34 @@ def test_an_answer_without_events_ended_when_it_ended() -> None:
     """The end of a request is that of its last byte; a stream's is its [DONE]."""
     assert observe(ASKED, reply_of(sse(chunk("a", "stop")), sse(DONE), b": bye\n\n"), 0.0, 0).ended_s == 11.0
     assert math.isnan(observe(ASKED, Reply(sent_s=1.0, ended_s=NEVER), 0.0, 0).ended_s)
+
+
+@pytest.mark.parametrize("wbits", [31, 15])
+def test_a_compressed_stream_is_read_at_the_moments_of_its_bytes(wbits: int) -> None:
+    """A captured client may have asked for gzip or deflate: each token comes with the bytes that made it readable."""
+    packer = zlib.compressobj(wbits=wbits)
+    pieces = [
+        packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH) for event in sse_events(ROLE, chunk("a"), chunk("b"))
+    ]
+    pieces.append(packer.compress(sse(chunk(None, "stop"), DONE)) + packer.flush())
+    reply = reply_of(*pieces)
+    reply.coding = "gzip" if wbits == 31 else "deflate"
+    seen = observe(ASKED, reply, 0.0, 0)
+    assert (seen.outcome, seen.first_token_s, seen.last_token_s) == (Outcome.OK, 11.0, 12.0)
+
+
+def test_what_cannot_be_decoded_is_malformed() -> None:
+    """A body that is not what its coding says answers nobody."""
+    reply = reply_of(BODY)
+    reply.coding = "gzip"
+    assert observe(ASKED, reply, 0.0, 0).outcome is Outcome.MALFORMED
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/v1/responses/resp_1", "/metrics?x=/chat/completions"])
+def test_what_asks_no_model_owes_no_content(path: str) -> None:
+    """A captured request to another path is right when its answer is whole, and only then."""
+    request = replace(PLAIN, raw=True, path=path)
+    assert outcome_of(b"ready", request=request) is Outcome.OK
+    assert outcome_of(b"", request=request, status=204) is Outcome.OK
+    assert outcome_of(b"rea", request=request, broken=Outcome.TRUNCATED) is Outcome.TRUNCATED
+    assert outcome_of(b"ready", request=replace(request, path="/v1/completions?x=1")) is Outcome.MALFORMED

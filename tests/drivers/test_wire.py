@@ -119,3 +119,46 @@ def test_what_was_not_parsed_is_caught_up_with() -> None:
         answers.feed(1.0, b"%x\r\n%b\r\n" % (size, event))
         answers.catch_up()
         assert (len(reply.pieces), reply.broken) == (1, broken)
+
+
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+@pytest.mark.parametrize(
+    "framing", [b"content-length: 1000\r\n", b"transfer-encoding: chunked\r\n", b"content-length: 0\r\n"]
+)
+def test_an_answer_to_head_ends_with_its_head(framing: bytes, step: int) -> None:
+    """Whatever its headers say of a body, none comes, and the next answer is read as its own."""
+    answers = Answers()
+    for head, text in ((True, b""), (False, b"hi"), (True, b"")):
+        reply = Reply()
+        answers.expect(reply, stream=False, head=head)
+        data = b"HTTP/1.1 103 Early\r\n\r\nHTTP/1.1 200 OK\r\n%b\r\n" % (framing if head else b"content-length: 2\r\n")
+        for at in range(0, len(data + text), step):
+            answers.feed(1.0, (data + text)[at : at + step])
+        assert (answers.over, answers.whole, answers.keep_alive) == (True, True, True)
+        assert (reply.status, body(reply), reply.broken) == (200, text, None)
+
+
+def test_a_body_after_the_answer_to_head_ends_the_connection() -> None:
+    """A server that sends one all the same cannot be trusted with the next request."""
+    answers, reply = Answers(), Reply()
+    answers.expect(reply, stream=False, head=True)
+    answers.feed(1.0, b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n")
+    answers.feed(1.0, b"hi")
+    assert (answers.keep_alive, reply.broken) == (False, None)
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_answers_without_a_body_by_their_status_end_with_their_head(status: int) -> None:
+    """No length is needed to know it."""
+    answers, reply = fed(b"HTTP/1.1 %d X\r\n\r\n" % status, 10_000)
+    assert (answers.whole, answers.keep_alive, reply.status) == (True, True, status)
+
+
+def test_a_request_whose_connection_is_wanted_waits_for_the_end_of_the_message() -> None:
+    """Its [DONE] does not end it: the next of its group needs the connection."""
+    answers, reply = Answers(), Reply()
+    answers.expect(reply, stream=True, to_the_end=True)
+    answers.feed(1.0, CHUNKED + b"e\r\ndata: [DONE]\n\n\r\n")
+    assert not answers.over
+    answers.feed(2.0, b"0\r\n\r\n")
+    assert (answers.over, reply.broken, body(reply)) == (True, None, b"data: [DONE]\n\n")
