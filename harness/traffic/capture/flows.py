@@ -1,7 +1,8 @@
 """TCP segments -> what each side of each connection said, in order and once. Pure: no files, no clock.
 
-A capture is a witness, not an endpoint: it drops, doubles and swaps packets that both ends got in order. So the first copy
-of a byte counts, a hole is waited for as long as it may still be filled and then told as a GAP, and no byte is made up.
+A capture is a witness, not an endpoint: it drops, doubles and swaps packets that both ends got in order. So the first
+copy of a byte counts, a hole is waited for as long as it may still be filled and then told as a GAP, and no byte is
+made up.
 
 The order of the steps of a connection is the order of cause: a byte is told after every byte that its sender had
 acknowledged by then. An answer that was captured before its request waits for it, and a side whose bytes are missing
@@ -92,9 +93,10 @@ class _Piece(NamedTuple):
 class _Side:
     """One direction of a connection. Positions are sequence numbers that do not wrap: they only grow.
 
-    `next` is the position after all that was told, `acked` the one that the other side last said it has; `behind_ns` is
-    since when `next` has been behind it and not moved. `isn` is None until anything tells where the side stands, and
-    `started` is False while only the other side's word does. `smooth`: nothing but the next segment has to be looked at.
+    `next` is the position after all that was told, `acked` the one that the other side last said it has; `behind_ns`
+    is since when `next` has been behind it and not moved. `isn` is None until anything tells where the side stands, and
+    `started` is False while only the other side's word does. `smooth`: nothing is held, missing or closed, so that the
+    next segment can be told without a look at anything else.
     """
 
     __slots__ = (
@@ -253,7 +255,7 @@ class Reassembler:
             side.told.clear()
 
     def _side_of(self, segment: Segment) -> _Side | None:
-        """The side that a segment belongs to, begun by a SYN or by data; None for what trails a connection that is over."""
+        """The side that a segment belongs to, begun by a SYN or by data; None for what trails an old connection."""
         at_ns, flow, seq, _, flags, payload, cut = segment
         side = self._sides.get(flow)
         if flags & SYN:
@@ -353,7 +355,7 @@ class Reassembler:
         return begin + 1 == side.next or (size == 1 and late and begin + 1 <= side.acked)
 
     def _went_astray(self, side: _Side, seq: int, segment: Segment) -> bool:
-        """Whether a segment far from its stream is where the stream now is: only if it goes on from another such segment.
+        """Whether a segment far from its stream is where the stream now is: only if it follows on another such segment.
 
         One alone is garbage. Of two in a row the first is lost with all that was in between, whose size nobody knows.
         """
@@ -472,7 +474,7 @@ class Reassembler:
         if kind is Kind.RESET:
             side.broken = True
             self._account.resets += 1
-        if side.broken or side.peer.finished and side.finished:
+        if side.broken or (side.finished and side.peer.finished):
             self._closing.setdefault(side.connection, self._now_ns)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -54,15 +54,13 @@ def told(segments: Iterable[Segment], limits: Limits | None = None) -> tuple[lis
 
 def brief(found: Iterable[Step]) -> list[tuple[str, Kind, bytes]]:
     """Steps as side, kind and data, with neighbouring data of one side joined."""
-    plain = [("client" if step.flow == CLIENT else "server", step.kind, step.data) for step in found]
-    runs = groupby(plain, key=lambda step: step[:2])
-    return [
-        whole
-        for (side, kind), run in runs
-        for whole in (
-            [(side, kind, b"".join(data for *_, data in run))] if kind is Kind.DATA else [(side, kind, b"") for _ in run]
-        )
-    ]
+    plain: list[tuple[str, Kind, bytes]] = []
+    for step in found:
+        side, before = "client" if step.flow == CLIENT else "server", b""
+        if plain and plain[-1][:2] == (side, Kind.DATA) and step.kind is Kind.DATA:
+            before = plain.pop()[2]
+        plain.append((side, step.kind, before + step.data))
+    return plain
 
 
 def runs(found: Iterable[Step], flow: Flow) -> list[bytes]:
@@ -78,7 +76,7 @@ def runs(found: Iterable[Step], flow: Flow) -> list[bytes]:
 
 def pieces(payload: bytes, cuts: Iterable[int]) -> list[bytes]:
     edges = sorted({0, len(payload), *(cut % (len(payload) + 1) for cut in cuts)})
-    return [payload[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    return [payload[begin:end] for begin, end in pairwise(edges)]
 
 
 TURNS = st.lists(st.tuples(st.binary(min_size=1, max_size=60), st.lists(st.integers(0, 60), max_size=5)), max_size=8)
@@ -87,7 +85,7 @@ NEAR_WRAP = st.integers(2**32 - 120, 2**32 - 1) | st.integers(0, 2**32 - 1)
 
 @st.composite
 def conversations(draw: st.DrawFn) -> tuple[list[tuple[str, bytes]], list[Segment]]:
-    """A request and an answer in turn, each in any segments, with bare ACKs between; and what was said in what order."""
+    """A request and an answer in turn, each in any segments, with bare ACKs between; and what was said in order."""
     wire = Wire(draw(NEAR_WRAP), draw(NEAR_WRAP)).handshake()
     said = []
     for number, (payload, cuts) in enumerate(draw(TURNS)):
@@ -101,7 +99,7 @@ def conversations(draw: st.DrawFn) -> tuple[list[tuple[str, bytes]], list[Segmen
 
 
 def witnessed(draw: st.DrawFn, segments: Sequence[Segment], spread_ms: int) -> list[Segment]:
-    """The same segments as a capture may have them: up to `spread_ms` late, each one or two times, after the handshake."""
+    """The same segments as a capture may have them after the handshake: up to `spread_ms` late, once or twice."""
     late = [(one, draw(st.integers(0, spread_ms))) for one in segments[3:] for _ in range(draw(st.integers(1, 2)))]
     moved = [one._replace(at_ns=one.at_ns + late_ms * MS) for one, late_ms in late]
     return [*segments[:3], *sorted(moved, key=lambda one: one.at_ns)]
@@ -314,7 +312,7 @@ def test_a_port_used_again_is_another_connection() -> None:
 
 
 def test_fin_comes_after_the_data_before_it() -> None:
-    """Also when it was captured first; the connection is over when both have sent one and late packets had their time."""
+    """Also when it was captured first; the connection is over when both sent one and late packets had their time."""
     wire = Wire().handshake()
     data = wire.send(CLIENT, b"request")
     fin = wire.send(CLIENT, flags=FIN | ACK)
@@ -332,7 +330,7 @@ def test_fin_comes_after_the_data_before_it() -> None:
 
 
 def test_reset_comes_after_what_its_sender_had_seen() -> None:
-    """The answer's bytes that the reset acknowledges come first, those under way after it; the second reset is the first."""
+    """The answer's bytes that it acknowledges come first, those under way after it; the second reset is the first."""
     wire = Wire().handshake()
     wire.send(CLIENT, b"request")
     seen = wire.send(SERVER, b"seen ")
@@ -355,14 +353,15 @@ def test_a_silent_connection_is_over_after_the_idle_limit() -> None:
     other.wait_ms(700_000).send(other.flow, b"other")
     wire.wait_ms(701_000).send(CLIENT, b"after")
     found, account = told([*wire.segments[:4], *other.segments, *wire.segments[4:]])
-    assert [(step.connection, step.data) for step in found if step.data] == [(0, b"before"), (1, b"other"), (2, b"after")]
+    said = [(step.connection, step.data) for step in found if step.data]
+    assert said == [(0, b"before"), (1, b"other"), (2, b"after")]
     assert [step.connection for step in found if step.kind is Kind.OVER] == [0, 1, 2]
     assert account.idle == 1
 
 
-@pytest.mark.parametrize("ahead", [20 << 20, 1 << 30, (1 << 31) - 1, 1 << 31, -(1 << 30)])
+@pytest.mark.parametrize("ahead", [20 << 20, 1 << 30, (1 << 31) - 1])
 def test_a_number_far_from_its_stream_is_counted_and_costs_nothing(ahead: int) -> None:
-    """Garbage in the sequence or the acknowledgement moves nothing and is not kept."""
+    """Garbage in the sequence, to either side, or in the acknowledgement moves nothing and is not kept."""
     wire, account = Wire().handshake(), Account()
     wire.send(CLIENT, b"one ")
     reassembler = Reassembler(account)
@@ -370,10 +369,11 @@ def test_a_number_far_from_its_stream_is_counted_and_costs_nothing(ahead: int) -
     garbage = wire.send(CLIENT)
     for wild in (
         garbage._replace(seq=(garbage.seq + ahead) % 2**32, payload=b"wild"),
+        garbage._replace(seq=(garbage.seq - ahead) % 2**32, payload=b"wild"),
         garbage._replace(ack=(garbage.ack + ahead) % 2**32),
     ):
         assert list(reassembler.feed(wild)) == []
-    assert (account.far, reassembler.held_bytes) == (2, 0)
+    assert (account.far, reassembler.held_bytes) == (3, 0)
     found += [*reassembler.feed(wire.send(CLIENT, b"two")), *reassembler.close()]
     assert runs(found, CLIENT) == [b"one two"]
 
@@ -391,17 +391,18 @@ def test_a_stream_that_goes_on_far_away_is_found_again() -> None:
 
 
 def test_what_is_held_has_a_bound() -> None:
-    """Thousands of segments behind a hole, on one connection and on many: never more than the limits, no byte lost."""
+    """Many segments behind a hole, on one connection and on many: never more than the limits, no byte lost."""
     limits = Limits(side_bytes=100_000, total_bytes=300_000)
+    sent = [200, *[60] * 39]
     account = Account()
     reassembler = Reassembler(account, limits)
     found: list[Step] = []
     most_bytes = 0
-    for port in range(40):
+    for port, count in enumerate(sent):
         wire = Wire(flow=CLIENT._replace(source_port=port)).handshake()
         wire.send(wire.flow, b"lost")
         wire.segments.pop()
-        for _ in range(200):
+        for _ in range(count):
             wire.send(wire.flow, bytes(1_000))
         for segment in wire.segments:
             found += reassembler.feed(segment)
@@ -409,7 +410,7 @@ def test_what_is_held_has_a_bound() -> None:
     found += reassembler.close()
     assert 200_000 < most_bytes <= 300_000
     assert reassembler.held_bytes == 0
-    assert sum(len(step.data) for step in found) == 40 * 200 * 1_000
+    assert sum(len(step.data) for step in found) == sum(sent) * 1_000
     assert (account.gaps, account.gap_bytes) == (40, 160)
 
 
@@ -429,9 +430,8 @@ def test_a_side_with_a_hole_holds_back_of_the_other_only_so_much() -> None:
 
 def test_connections_have_a_bound() -> None:
     """Beyond it the longest silent are over, and counted; every connection still ends once."""
-    segments = [
-        segment for port in range(1_000) for segment in Wire(flow=CLIENT._replace(source_port=port)).handshake().segments
-    ]
+    wires = [Wire(flow=CLIENT._replace(source_port=port)).handshake() for port in range(1_000)]
+    segments = [one for wire in wires for one in wire.segments]
     segments = [one._replace(at_ns=index * MS) for index, one in enumerate(segments)]
     found, account = told(segments, Limits(connections=64))
     ended = [step.connection for step in found if step.kind is Kind.OVER]
