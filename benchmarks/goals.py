@@ -188,7 +188,7 @@ def _arrives_as_poisson(results: Results) -> Judged:
 
 
 def _notices_faults(results: Results) -> Judged:
-    """A flag in a run that strangers disturbed is no false one; a run without a flag is clean whoever disturbed it."""
+    """A flag is false when TTFT held and no stranger disturbed the run; a run without a flag is clean whoever did."""
     every = [trial for trials in results.trials.values() for trial in trials if trial.client.startswith("harness")]
     sound = [trial for trial in every if _undisturbed(trial)]
     moved = [trial for trial in every if not _undisturbed(trial) and _ttft_moved(trial)]
@@ -196,11 +196,12 @@ def _notices_faults(results: Results) -> Judged:
         return "", NOT_RUN
     caught = sum(trial.exit_code == FLAGGED for trial in moved)
     flagged = [trial for trial in sound if trial.exit_code == FLAGGED]
-    false, excused = sum(not noisy([trial]) for trial in flagged), sum(noisy([trial]) for trial in flagged)
+    false = sum(not noisy([trial]) and not _ttft_moved(trial) for trial in flagged)
+    excused = len(flagged) - false
     clean = len(sound) - excused
     said = f"{caught} of {len(moved)} faults that moved TTFT flagged; {false} flags in {clean} clean runs"
     if excused:
-        said += f" ({excused} more flagged under noise)"
+        said += f" ({excused} more flagged under noise or with TTFT moved)"
     if caught < len(moved) or false:
         return said, NOT_MET
     return said, MET if clean >= CLEAN_RUNS and moved else INCONCLUSIVE

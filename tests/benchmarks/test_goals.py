@@ -96,6 +96,12 @@ def test_flag_on_a_noisy_machine_is_right() -> None:
     assert found.outcome == MET
 
 
+def test_flag_on_a_run_whose_times_moved_is_right() -> None:
+    """Near its ceiling a player may be late with nobody's help: saying so is no false alarm."""
+    caught = trial(late_s=0.1, exit_code=3, fault="hog")
+    assert goal(8, faults=[caught], ceiling=[trial(late_s=0.1, exit_code=3)], send=[trial()] * 20).outcome == MET
+
+
 def test_two_workers_on_a_core_are_a_fault() -> None:
     """Late sends of two workers that share a core must be flagged; sends on time need not be, and prove nothing."""
     quiet = [trial()] * 20
