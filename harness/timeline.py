@@ -15,7 +15,7 @@ import orjson
 
 from harness import plan_file, provenance
 from harness.log import RECORD, Blocks, read_log, read_run_json
-from harness.model import NEVER, Event, Observation, Outcome, Reading, Tag, Window
+from harness.model import NEVER, Event, Finish, Observation, Outcome, Reading, Tag, Window
 
 CAPTURED = "captured.bin"  # the answers of the recording that is replayed, a row for every request of the plan
 
@@ -152,7 +152,7 @@ def _captured(path: Path, timeline: Timeline, damage: list[str]) -> Timeline | N
     observations, seen, gaps_s, gap_start = _read_observations([path], timeline.due_s, damage)
     if not seen.all():
         damage.append(f"{path.name}: {int((~seen).sum())} of {len(seen)} requests have no captured answer")
-    own = {"observations": observations, "seen": seen, "gaps_s": gaps_s, "gap_start": gap_start}
+    own: dict[str, Any] = {"observations": observations, "seen": seen, "gaps_s": gaps_s, "gap_start": gap_start}
     return replace(timeline, **own, due_s=observations["due_s"].copy(), events=(), readings=())
 
 
@@ -278,5 +278,9 @@ def observations_of(timeline: Timeline) -> Iterator[Observation]:
             start, end = timeline.gap_start[row["index"]], timeline.gap_start[row["index"] + 1]
             value = dict(zip(RECORD.names or (), row.item(), strict=True))
             del value["gaps"]
-            value |= {"outcome": Outcome(value["outcome"]), "tags": Tag(value["tags"])}
+            value |= {
+                "outcome": Outcome(value["outcome"]),
+                "tags": Tag(value["tags"]),
+                "finish": Finish(value["finish"]),
+            }
             yield Observation(**value, gaps_s=tuple(timeline.gaps_s[start:end].tolist()))

@@ -110,6 +110,13 @@ def test_rejections_of_nothing_are_refused(tmp_path: Path) -> None:
     assert scenario.load(written(tmp_path, good + refused + gates))
 
 
+def test_a_comparison_needs_a_capture(tmp_path: Path) -> None:
+    """Gates that compare with a capture are refused, with their line, where the traffic is composed."""
+    for gate in ("same_answers: {}", "latency_against_capture: {quantile: p99, at_most: 1.2x}"):
+        said = sentence(tmp_path, GOOD[: GOOD.index("gates:")] + f"gates:\n  - {gate}\n")
+        assert said.startswith("mine.yaml:") and "it needs `traffic: {replay: FILE}`" in said
+
+
 def test_a_finished_run_is_judged_without_the_files_of_its_plan(tmp_path: Path) -> None:
     """The text that prompts were cut from may be gone when a run is judged again, or lie on another machine."""
     path = written(tmp_path, GOOD.replace("streamed: 80%", "text: no/such.txt"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness import plan_file, timeline
 from harness.log import MAGIC, Log, ObservationLog
-from harness.model import NEVER, Event, Observation, Outcome, Reading, Request, Tag, Window
+from harness.model import NEVER, Event, Finish, Observation, Outcome, Reading, Request, Tag, Window
 from harness.plan_file import PlanHeader
 
 moments = st.floats(0, 1e5) | st.just(NEVER)
@@ -70,10 +70,12 @@ def alike(one: Observation, other: Observation) -> bool:
         tokens_out=st.integers(0, 2**32 - 1),
         status=st.integers(0, 999),
         outcome=st.sampled_from(Outcome),
-        tags=st.integers(0, 63).map(Tag),
+        tags=st.integers(0, 127).map(Tag),
         worker=st.integers(0, 2**16 - 1),
         receive_lag_s=lags,
         connect_s=lags,
+        finish=st.sampled_from(Finish),
+        shape=st.integers(0, 2**32 - 1),
         gaps_s=st.lists(lags, max_size=40).map(tuple),
     )
 )
@@ -279,3 +281,50 @@ def test_an_extension_counts_only_when_it_was_played(tmp_path: Path, kind: str, 
     assert len(seen.due_s) == len(seen.observations) == requests
     assert len(seen.gaps_s) == 2 * min(requests, 3)
     assert not seen.damage
+
+
+def write_replay(run_dir: Path, captured: list[Observation], **told: object) -> None:
+    """A plan of three requests of which the last follows the second, replayed, and what each got when captured."""
+    facts = {"replay": {"recording": "hour.jsonl", **told}}
+    header = PlanHeader("story", 7, 3, (Window("steady", 0.0, 10.0),), 30.0, facts=facts)
+    requests = [Request(k, float(k), "chat", raw=True, after=1 if k == 2 else None, think_s=0.5) for k in range(3)]
+    (run_dir / "plan.jsonl").write_bytes(b"".join(plan_file.lines(header, requests)))
+    write_log(run_dir / "log.player-0.bin", [seen._replace(due_s=seen.due_s + 3.0) for seen in observations(3)])
+    if captured:
+        write_log(run_dir / timeline.CAPTURED, captured)
+
+
+def test_captured_answers_stand_beside_the_runs_own(tmp_path: Path) -> None:
+    """The capture is the same plan with other observations, and its file is among those a verdict rests on."""
+    write_replay(tmp_path, [seen._replace(ended_s=seen.due_s + 0.2, gaps_s=(0.1,)) for seen in observations(3)])
+    read = timeline.read(tmp_path)
+    assert read.captured is not None
+    assert not read.damage
+    assert (read.captured.observations["ended_s"] - read.captured.due_s).tolist() == pytest.approx([0.2] * 3)
+    assert (len(read.captured.gaps_s), len(read.gaps_s)) == (3, 6)
+    assert read.captured.classes == read.classes
+    assert tmp_path / timeline.CAPTURED in timeline.log_files(tmp_path)
+
+
+def test_who_waits_for_another_is_due_when_that_one_is_over(tmp_path: Path) -> None:
+    """Its due moment is the one that the player saw; every other request keeps the plan's, and so does the capture."""
+    write_replay(tmp_path, observations(3))
+    read = timeline.read(tmp_path)
+    assert read.due_s.tolist() == [0.0, 1.0, 5.0]
+    assert read.captured is not None
+    assert read.captured.due_s.tolist() == [0.0, 1.0, 2.0]
+    (tmp_path / "log.player-0.bin").unlink()
+    assert timeline.read(tmp_path).due_s.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_captured_answers_that_are_not_there_are_damage(tmp_path: Path) -> None:
+    """A replay without its captured answers, or without some of them, says so; one of times alone has none."""
+    write_replay(tmp_path, [])
+    read = timeline.read(tmp_path)
+    assert (read.captured, read.damage) == (None, ["captured.bin: not there, though the run replays a capture"])
+    write_replay(tmp_path, observations(2))
+    assert "captured.bin: 1 of 3 requests have no captured answer" in timeline.read(tmp_path).damage
+    (tmp_path / timeline.CAPTURED).unlink()
+    (tmp_path / "log.player-0.bin").unlink()
+    write_replay(tmp_path, [], timing_only=True)
+    assert not timeline.read(tmp_path).damage

@@ -59,6 +59,7 @@ def believe(timeline: Timeline, windows: Sequence[Window], tightest_s: float | N
         _waiting(timeline, windows, "run_delay", "the busiest player waited for a core for {} of the time", near),
         _waiting(timeline, windows, "steal", "{} of the machine was taken away by its host", near),
         _little(timeline, windows),
+        *([_capture(timeline)] if timeline.replay else []),
     )
 
 
@@ -106,6 +107,18 @@ def _records(timeline: Timeline) -> Finding:
     return _finding("records", not (timeline.damage or missing or senseless), why, "complete", figures)
 
 
+def _capture(timeline: Timeline) -> Finding:
+    """A capture with holes is not that traffic: its import lost no more than the scenario allows."""
+    told = timeline.replay
+    share, allowed = (float(told.get(key, math.nan)) for key in ("lost_share", "lost_at_most"))
+    account = told.get("account", {})
+    lost, seen = sum(account.get("incomplete", {}).values()), account.get("requests_seen", 0)
+    of = f"{lost:,} of {seen:,} requests" if seen else f"{percent(round(share, 4))} of the requests"
+    why = f"the import lost {of}" if not math.isnan(share) else "the plan does not say what the import lost"
+    figures = {"measured": share, "n": seen, "bad": lost, "incomplete": account.get("incomplete", {})}
+    return _finding("capture", share <= allowed, why, f"<= {percent(allowed)} lost", figures)
+
+
 def _finished(timeline: Timeline) -> Finding:
     """The plan was played to its end by processes that all ended well."""
     events = timeline.events
@@ -148,7 +161,11 @@ def _never_sent(timeline: Timeline, due: np.ndarray) -> Finding:
     n, dropped = int(due.sum()), int((due & unsent & timeline.seen).sum())
     share = dropped / n if n else math.nan
     why = f"{dropped:,} of {n:,} due requests were never sent" if n else "no request was due in any judged window"
-    return _finding("never_sent", share <= NEVER_SENT, why, f"<= {percent(NEVER_SENT)}", {"n": n, "bad": dropped})
+    shed = sum(int(np.nan_to_num(values[-1])) for _, values in timeline.series("player.shed").values())
+    if shed:
+        why += f": {shed:,} of the run fell due over its cap of requests in flight"
+    figures = {"n": n, "bad": dropped, "shed": shed}
+    return _finding("never_sent", share <= NEVER_SENT, why, f"<= {percent(NEVER_SENT)}", figures)
 
 
 def _lag(gate: str, lag_s: np.ndarray, limit_s: float, words: str) -> Finding:

@@ -54,7 +54,10 @@ class Latency(LatencyLimit):
     quantile: Share
 
     def seen(self, timeline: Timeline, window: Window) -> Finding:
-        mask = measures.good_requests(timeline, window, self.classes)
+        return self.held(timeline, window, measures.good_requests(timeline, window, self.classes))
+
+    def held(self, timeline: Timeline, window: Window, mask: np.ndarray) -> Finding:
+        """What the masked requests of the window hold against this limit."""
         population = measures.latencies(timeline, mask, self.of, self.below_s)
         units = "gaps" if self.of == "itl" else "due requests"
         finding = count(population, window, self.quantile, self.confidence, units=units, fault="slow or failed")

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
 from harness.document import suggestion
 from harness.judge import measures
+from harness.judge.against_capture import LatencyAgainstCapture, SameAnswers
 from harness.judge.counts import Goodput, Latency, LatencyLimit, Scope, Success
 from harness.judge.gpu import GpuMemory
 from harness.model import Finding, Judgement, Outcome, Tag, Window
@@ -167,4 +168,6 @@ GATES: Mapping[str, Any] = {
     "rejections": Annotated[Rejections, BeforeValidator(_exact), WithJsonSchema({"const": "exact"})],
     "throughput": Throughput,
     "gpu_memory": GpuMemory,
+    "same_answers": SameAnswers,
+    "latency_against_capture": LatencyAgainstCapture,
 }

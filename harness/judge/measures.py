@@ -80,7 +80,7 @@ def latencies(timeline: Timeline, mask: np.ndarray, of: Of, below_s: float) -> P
     mask = mask & ~(hung_up & np.isnan(times_s) & (age < below_s))
     if of == "tpot":
         mask = mask & ~hung_up & ~(_ended(timeline, Outcome.OK) & (timeline.observations["tokens_out"] < 2))
-    values_s, unended = times_s[mask], _unended(timeline)[mask]
+    values_s, unended = times_s[mask], never_ended(timeline)[mask]
     failed = ~_ended(timeline, Outcome.OK)[mask] & ~unended & ~hung_up[mask]
     late = np.where(np.isnan(values_s), age[mask] >= below_s, values_s >= below_s)
     bad = failed | np.where(unended | hung_up[mask], late, ~(values_s < below_s))
@@ -95,7 +95,7 @@ def latencies(timeline: Timeline, mask: np.ndarray, of: Of, below_s: float) -> P
 
 
 def _gaps(timeline: Timeline, mask: np.ndarray, below_s: float) -> Population:
-    unended = _unended(timeline) & mask
+    unended = never_ended(timeline) & mask
     failed = mask & ~unended & ~_ended(timeline, Outcome.OK) & ~hung_up_as_planned(timeline)
     of_row = np.diff(timeline.gap_start)[mask]
     hidden = np.repeat(buffered(timeline)[mask], of_row)
@@ -115,7 +115,7 @@ def _gaps(timeline: Timeline, mask: np.ndarray, below_s: float) -> Population:
 def successes(timeline: Timeline, mask: np.ndarray) -> Population:
     """The population of a success gate: bad is every end but a whole good answer. No time is looked at."""
     mask = mask & ~hung_up_as_planned(timeline)
-    unended = _unended(timeline)[mask]
+    unended = never_ended(timeline)[mask]
     bad = ~_ended(timeline, Outcome.OK)[mask] & ~unended
     return Population(timeline.due_s[mask], np.zeros(0), bad, unended)
 
@@ -123,7 +123,7 @@ def successes(timeline: Timeline, mask: np.ndarray) -> Population:
 def within_limits(timeline: Timeline, mask: np.ndarray, limits_s: Mapping[Of, float]) -> Population:
     """The population of a goodput gate: bad is a failure, or over any limit that exists for the request."""
     mask = mask & ~hung_up_as_planned(timeline)
-    unended = _unended(timeline)
+    unended = never_ended(timeline)
     over = ~_ended(timeline, Outcome.OK) & ~unended
     for of, limit_s in limits_s.items():
         times_s = measured_s(timeline, of)
@@ -181,7 +181,7 @@ def measured_s(timeline: Timeline, of: Of | Literal["service"]) -> np.ndarray:
     elif of == "tpot":
         times = (seen["last_token_s"] - seen["first_token_s"]) / np.maximum(seen["tokens_out"].astype(float) - 1, 1)
     else:
-        ended_s = np.where(_unended(timeline) | hung_up_as_planned(timeline), np.nan, seen["ended_s"])
+        ended_s = np.where(never_ended(timeline) | hung_up_as_planned(timeline), np.nan, seen["ended_s"])
         times = ended_s - (timeline.due_s if of == "e2e" else seen["sent_s"])
     return np.asarray(times)
 
@@ -243,7 +243,7 @@ def _ended(timeline: Timeline, how: Outcome) -> np.ndarray:
     return np.asarray(timeline.observations["outcome"] == how)
 
 
-def _unended(timeline: Timeline) -> np.ndarray:
+def never_ended(timeline: Timeline) -> np.ndarray:
     """Open at the end of the run, or cancelled by us without a plan to: the answer might still have been good."""
     cancelled = _ended(timeline, Outcome.CANCELLED_BY_US) & ~timeline.gives_up
     return np.asarray(_ended(timeline, Outcome.OPEN) | cancelled)

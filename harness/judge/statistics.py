@@ -60,7 +60,8 @@ def _tail(k: int, n: int, p: float) -> float:
     log_last = (
         math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * math.log(p) + (n - k) * math.log1p(-p)
     )
-    j = np.arange(k, 0, -1, dtype=np.float64)
+    terms = min(k, 100 + math.ceil(12 * math.sqrt(n * p * (1 - p))))  # all others are far below a double's precision
+    j = np.arange(k, k - terms, -1, dtype=np.float64)
     ratios = j / (n - j + 1) * ((1 - p) / p)
     return min(1.0, math.exp(log_last) * (1.0 + float(np.cumprod(ratios).sum())))
 
@@ -186,6 +187,13 @@ class Sample:
         if self.n == 0 or (most := provable(self.independent, tolerated, confidence)) < 0:
             return None
         return self.n - most * self.n // self.independent
+
+    def ranks_around(self, quantile: float, confidence: float) -> tuple[int | None, int | None]:
+        """The ranks between whose values the quantile lies at this two-sided confidence; None where n is too small."""
+        each = (1 + confidence) / 2
+        below = provable(self.independent, quantile, each) if self.n else -1
+        low = below * self.n // self.independent + 1 if below >= 0 else None
+        return low, self.bound_rank(float(1 - exact(quantile)), each)
 
     def more_needed(self, tolerated: float, confidence: float) -> tuple[int | None, int | None]:
         """How many more units would prove the gate: at the bad share seen, and if no further one is bad."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.judge import belief, measures, statistics
+from harness.judge import belief, comparison, measures, statistics
 from harness.model import Outcome, Tag, Window
 from harness.timeline import Timeline
 
@@ -24,6 +24,7 @@ def tables(timeline: Timeline, windows: Sequence[Window]) -> dict[str, Any]:
     latency     e2e (from due), service (from sent), ttft and send_lag of all good requests
     tokens      prompt tokens as planned and as the server counted them
     facts       requests, seconds and shares of the judged windows; connections opened and requests sent again
+    and of a replay, `comparison.tables`: replay, answers, changes, against_capture, over_time
     """
     mask = np.logical_or.reduce([timeline.within(window) for window in windows])
     good = mask & timeline.good & ~measures.hung_up_as_planned(timeline)
@@ -34,6 +35,7 @@ def tables(timeline: Timeline, windows: Sequence[Window]) -> dict[str, Any]:
         "latency": {**_latency_row(timeline, good), "send_lag": _quantiles(belief.send_lag_s(timeline, mask))},
         "tokens": _tokens(timeline, good),
         "facts": _facts(timeline, windows, mask),
+        **(comparison.tables(timeline, mask, windows) if timeline.replay else {}),
     }
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from harness.judge import belief
+from harness.judge.against_capture import LatencyAgainstCapture, SameAnswers
 from harness.judge.counts import Goodput, Latency, Success, percent, seconds
 from harness.judge.gates import Gate
 from harness.judge.gpu import GpuMemory
@@ -51,7 +52,7 @@ def judge(
     if on_inconclusive == "extend":
         judged = for_two_looks(judged)
     windows = _windows(timeline, judged)
-    believed = belief.believe(timeline, windows, _tightest_s(judged))
+    believed = belief.believe(timeline, windows, _tightest_s(timeline, judged))
     findings = tuple(gate.finding(timeline) for gate in judged)
     skipped = [{"gate": gate.id, "line": gate.line, "why": "the target has no GPU (gpu: none)"} for gate in idle]
     notes = [f"{row['gate']} is not applicable: {row['why']}" for row in skipped]
@@ -83,7 +84,7 @@ def for_two_looks(gates: Sequence[Gate]) -> list[Gate]:
     """A run that may be extended is looked at twice: each look gets half of the doubt that one look would have."""
     return [
         replace(gate, spec=replace(gate.spec, confidence=(1 + gate.spec.confidence) / 2))
-        if isinstance(gate.spec, Latency | Success | Goodput)
+        if isinstance(gate.spec, Latency | Success | Goodput | SameAnswers | LatencyAgainstCapture)
         else gate
         for gate in gates
     ]
@@ -97,12 +98,15 @@ def _windows(timeline: Timeline, gates: Sequence[Gate]) -> list[Window]:
     return [window for window in every if window.name in named] or every
 
 
-def _tightest_s(gates: Sequence[Gate]) -> float | None:
+def _tightest_s(timeline: Timeline, gates: Sequence[Gate]) -> float | None:
     limits_s = [g.spec.below_s for g in gates if isinstance(g.spec, Latency) and g.spec.of in ("e2e", "ttft")]
     for gate in gates:
         if isinstance(gate.spec, Goodput):
             limits_s += [limit_s for of, limit_s in gate.spec.limits.items() if of != "tpot"]
-    return min(limits_s, default=None)
+        window = timeline.windows.get(gate.spec.window)
+        if isinstance(gate.spec, LatencyAgainstCapture) and gate.spec.of != "itl" and window:
+            limits_s.append(gate.spec.at_most * gate.spec.captured_s(timeline, window))
+    return min((limit_s for limit_s in limits_s if limit_s > 0), default=None)
 
 
 def _worst(believed: Sequence[Finding], findings: Sequence[Finding]) -> tuple[Judgement, int, str]:

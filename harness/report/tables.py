@@ -167,6 +167,54 @@ def _clocks(figures: Mapping[str, Any]) -> list[Row]:
     return [{**dict.fromkeys(counts, ""), **row} if n else {**counts, **row} for n, row in enumerate(rows)]
 
 
+def _matrix(value: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Row]:
+    """A row for each captured answer, a column for each replayed one, in the order of the rows."""
+    replayed = dict.fromkeys((*value, *(now for row in value.values() for now in row)))
+    columns = [now for now in replayed if any(now in row for row in value.values())]
+    return [
+        {"captured": was, **{now: figure("n", row[now]["n"]) if now in row else "" for now in columns}}
+        for was, row in value.items()
+    ]
+
+
+def _changes(value: Sequence[Mapping[str, Any]]) -> list[Row]:
+    return [
+        {
+            "change": str(kind["change"]).replace("_", " "),
+            "path": kind["path"],
+            **({"flaw": kind["flaw"]} if any(other["flaw"] for other in value) else {}),
+            "captured": kind["captured"],
+            "now": kind["replayed"],
+            "n": figure("n", kind["n"]),
+            "of": figure("of", kind["of"]),
+            "requests": figure("examples", kind["examples"]),
+        }
+        for kind in value
+    ]
+
+
+def _against(value: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Row]:
+    """Three rows for each class and time: as captured, as replayed, and the ratio with its interval."""
+    rows = []
+    for name, by_time in value.items():
+        for of, figures in by_time.items():
+            quantiles = {key: item for key, item in figures.items() if isinstance(item, Mapping)}
+            first = {"class": name, "time": of, "n": figure("n", figures["n"])}
+            for side in ("captured", "replayed"):
+                seconds = {key: figure(f"{side}_s", item[f"{side}_s"]) for key, item in quantiles.items()}
+                rows.append({**first, "": side, **seconds})
+                first = dict.fromkeys(first, "")
+            ratios = {key: _interval(item["ratio"], item["low"], item["high"]) for key, item in quantiles.items()}
+            rows.append({**first, "": "ratio", **ratios})
+    return rows
+
+
+def _interval(ratio: float | None, low: float | None, high: float | None) -> str:
+    """`1.02 (0.98-1.07)`; an end that so few requests do not show is a dash."""
+    shown = [f"{end:.3g}" if end is not None and math.isfinite(end) else "" for end in (low, high)]
+    return f"{figure('ratio', ratio)} ({shown[0] or '?'}-{shown[1] or '?'})"
+
+
 def _rows(heading: str, value: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     return [{heading: name, **_row(row)} for name, row in value.items()]
 
@@ -192,6 +240,11 @@ _DRAWN: Mapping[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "tokens": ("Tokens, as planned and as the server counted them", _pairs),
     "facts": ("Traffic", _pairs),
     "not_applicable": ("Not applicable", _list),
+    "replay": ("What was replayed, and how truly", _pairs),
+    "answers": ("Answers as captured (rows) and as replayed (columns)", _matrix),
+    "changes": ("Answers that changed", _changes),
+    "against_capture": ("The same requests, then and now", _against),
+    "over_time": ("Then and now, over time", _list),
 }
 
 

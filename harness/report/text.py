@@ -27,7 +27,10 @@ COLOUR = {
     Judgement.INCONCLUSIVE: "yellow",
     Judgement.INVALID: "magenta",
 }
-_WORDS = ("", "gate", "class", "kind", "window", "limit", "verdict", "value", "expect", "wrong", "time", "why")
+_WORDS = (
+    *("", "gate", "class", "kind", "window", "limit", "verdict", "value", "expect", "wrong", "time", "why"),
+    *("change", "path", "flaw", "captured", "now", "requests"),
+)
 _PROVENANCE = ("run", "runs", "scenario", "engine", "target", "seed", "workers", "plan_sha256", "commit", "dirty")
 
 

@@ -6,6 +6,8 @@ idle, on time and finished; a watcher that saw every GPU each second.
     window: [0, 100]            # the steady state, and the run
     requests:                   # groups, each spread evenly over `from` .. `to` (the window)
       - {n: 900, e2e: 0.81, class: short, send_lag: 0, ttft: 0.1, gaps: [0.02], outcome: OK, status: 200, ...}
+      # one replayed says under `captured` what it met when it was captured, where that differs: captured: {e2e: 0.6}
+    replay: {lost_share: 0}     # what the plan says of its recording; the captured answers are then laid out too
     gpus: {GPU-0: {used: 0.8, skip: [40, 50], nan_at: 30}}
     player: {cpu_share: 0.3, skip: [0, 0]}
     files: 1                    # that the observations are spread over
@@ -26,20 +28,22 @@ from harness import plan_file, timeline
 from harness.judge import verdict as verdicts
 from harness.judge.gates import GATES, Gate
 from harness.log import Log, ObservationLog
-from harness.model import NEVER, Event, Observation, Outcome, Reading, Request, Tag, Verdict, Window
+from harness.model import NEVER, Event, Finish, Observation, Outcome, Reading, Request, Tag, Verdict, Window
 
 ANSWER_S = 0.5
 GPU_BYTES = 80 * 2**30
 SILENT = (Outcome.REFUSED, Outcome.TIMEOUT, Outcome.OPEN)
 HEALTHY = {"cpu_share": 0.3, "run_delay_share": 0.01, "steal_share": 0.0}
+RECORDING = {"recording": "hour.jsonl", "order": "open", "speed": 1.0, "lost_share": 0.0, "lost_at_most": 0.01}
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One request of the story and what became of it."""
+    """One request of the story, what became of it, and what had become of it when it was captured."""
 
     request: Request
     observation: Observation | None
+    captured: Observation | None
 
 
 def gates_of(story: dict[str, Any]) -> list[Gate]:
@@ -58,12 +62,12 @@ def _sent(story: dict[str, Any], start_s: float, end_s: float) -> list[Sent]:
 
 
 def _one(index: int, due_s: float, group: dict[str, Any]) -> Sent:
-    outcome = Outcome[group.get("outcome", "OK")]
     streamed = "ttft" in group or "gaps" in group
     request = Request(
         index=index,
         due_s=due_s,
         class_name=group.get("class", "short"),
+        path=group.get("path", "/v1/chat/completions"),
         prompt_tokens=group.get("prompt_tokens", 100),
         max_tokens=32,
         stream=streamed,
@@ -71,14 +75,19 @@ def _one(index: int, due_s: float, group: dict[str, Any]) -> Sent:
         expect=tuple(group.get("expect", ("2xx",))),
         give_up_s=group.get("give_up"),
     )
+    then = {**group, "seen": True, "sent": True, "send_lag": 0.0, **group.get("captured", {})}
+    return Sent(request, *(_observation(index, round(due_s, 9), met) for met in (group, then)))
+
+
+def _observation(index: int, request_due_s: float, group: dict[str, Any]) -> Observation | None:
     if not group.get("seen", True):
-        return Sent(request, None)
-    request_due_s = round(due_s, 9)
+        return None
+    outcome = Outcome[group.get("outcome", "OK")]
     sent_s = request_due_s + group.get("send_lag", 0.0) if group.get("sent", True) else NEVER
     ended_s = NEVER if outcome == Outcome.OPEN else request_due_s + group.get("e2e", ANSWER_S)
     first_s = request_due_s + group["ttft"] if "ttft" in group else NEVER
     gaps_s = tuple(group.get("gaps", ()))
-    observation = Observation(
+    return Observation(
         index=index,
         due_s=request_due_s,
         sent_s=sent_s,
@@ -92,9 +101,10 @@ def _one(index: int, due_s: float, group: dict[str, Any]) -> Sent:
         outcome=outcome,
         tags=Tag[group["tag"]] if "tag" in group else Tag(0),
         receive_lag_s=group.get("receive_lag", 0.0),
+        finish=Finish[group.get("finish", "UNSAID")],
+        shape=group.get("shape", 0),
         gaps_s=gaps_s,
     )
-    return Sent(request, observation)
 
 
 def lay_out(run_dir: Path, story: dict[str, Any]) -> None:
@@ -107,12 +117,15 @@ def lay_out(run_dir: Path, story: dict[str, Any]) -> None:
         requests=len(sent),
         windows=(Window("steady", start_s, end_s),),
         time_limit_s=30.0,
+        facts={"replay": {**RECORDING, **story["replay"]}} if "replay" in story else {},
     )
     plan = b"".join(plan_file.lines(header, [one.request for one in sent]))
     (run_dir / "plan.jsonl").write_bytes(plan)
     facts = {"run": run_dir.name, "plan_sha256": hashlib.sha256(plan).hexdigest()}
     (run_dir / "run.json").write_bytes(orjson.dumps(facts))
     _observations(run_dir, sent, story.get("files", 1))
+    if "replay" in story and not story["replay"].get("timing_only"):
+        _captured(run_dir / timeline.CAPTURED, sent)
     closed_s = max([end_s, *(o.ended_s for s in sent if (o := s.observation) and not math.isnan(o.ended_s))])
     closed_s = story.get("closed", closed_s)
     _player(run_dir, story, sent, start_s, end_s, closed_s)
@@ -134,6 +147,14 @@ def _observations(run_dir: Path, sent: list[Sent], files: int) -> None:
             logs[one.request.index % files].append(one.observation)
     for log in logs:
         log.close()
+
+
+def _captured(path: Path, sent: list[Sent]) -> None:
+    log = ObservationLog(path)
+    for one in sent:
+        if one.captured is not None:
+            log.append(one.captured)
+    log.close()
 
 
 def _player(

@@ -50,6 +50,10 @@ def test_a_quantile_may_be_written() -> None:
         ("throughput", {"at_least": "1/s", "tokens": "1/s"}, "throughput needs one limit"),
         ("rejections", "mostly", "there is one: exact"),
         ("gpu_memory", {"below": "85%", "stat": "mean"}, "max"),
+        ("same_answers", {"other_shape": "few"}, "neither a count such as 0 nor a share such as 5%"),
+        ("latency_against_capture", {"quantile": "p99", "at_most": 1.2}, "is not a multiple"),
+        ("latency_against_capture", {"quantile": "99%", "at_most": "1.2x"}, "is not a quantile"),
+        ("latency_against_capture", {"quantile": "p99", "at_most": "1.2x", "of": "tpot"}, "itl"),
     ],
 )
 def test_refused_gates(name: str, value: Any, words: str) -> None:

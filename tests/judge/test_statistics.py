@@ -213,3 +213,17 @@ def test_drift_shows_between_halves() -> None:
     assert statistics.halves_differ(due_s, even, 50.0) is None
     assert statistics.halves_differ(due_s, late, 50.0) == pytest.approx((0.001, 0.02))
     assert statistics.halves_differ(due_s[:20], late[:20], 50.0) is None
+
+
+@given(n=st.integers(1, 3000), quantile=st.sampled_from([0.5, 0.9, 0.99]))
+def test_a_quantile_lies_between_its_ranks(n: int, quantile: float) -> None:
+    """By scipy's binomial, each rank fails to hold the quantile no more often than its share of the doubt."""
+    low, high = Sample(n, 0, 1, 1.0, n).ranks_around(quantile, 0.95)
+    assert low is None or 1 <= low <= n
+    assert high is None or low is None or low <= high <= n
+    if low is not None:
+        assert stats.binom.cdf(low - 1, n, quantile) <= 0.025 + 1e-9 < stats.binom.cdf(low, n, quantile) + 2e-9
+    if high is not None:
+        assert stats.binom.sf(high - 1, n, quantile) <= 0.025 + 1e-9
+    else:
+        assert quantile**n > 0.025 - 1e-9

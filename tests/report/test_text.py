@@ -23,6 +23,28 @@ TABLES = {
     "not_applicable": [],
 }
 
+SERVED = {"captured_s": 0.11, "replayed_s": 0.132, "ratio": 1.2, "low": 1.1, "high": float("inf")}
+LOST = {"captured": "2xx", "replayed": "5xx", "n": 2, "of": 90, "examples": [4, 8]}
+REPLAY = {
+    "replay": {"recording": "hour.jsonl", "order": "open", "gap_error_p99_s": 0.0004, "drift_share": 0.0001},
+    "answers": {
+        "2xx": {"2xx": {"n": 88, "examples": [0]}, "5xx": {"n": 2, "examples": [4, 8]}},
+        "422": {"2xx": {"n": 7, "examples": [31, 40]}},
+    },
+    "changes": [
+        {"change": "accepted_then_failed", "path": "/v1/chat/completions", "flaw": "", **LOST},
+        {
+            "change": "rejected_then_accepted",
+            "path": "/v1/completions",
+            "flaw": "refused_422",
+            **LOST,
+            "captured": "422",
+        },
+    ],
+    "against_capture": {"chat": {"ttft": {"n": 90, **dict.fromkeys(("p50", "p95", "p99", "p99.9"), SERVED)}}},
+    "over_time": [{"from_s": 0.0, "captured_per_s": 9.0, "replayed_refused_share": 0.25, "gpu_memory_share": None}],
+}
+
 
 def test_ends_with_the_verdict(make, slow, memory):
     """The last lines are the verdict and why, what to do, and what was not real."""
@@ -128,3 +150,17 @@ def test_the_same_from_memory_and_from_its_file(make, slow, memory, thin, blind)
     """A verdict that was written and read again is told in the same words."""
     told = make(slow, memory, thin, blind, tables=TABLES)
     assert text.render(verdicts.from_json(verdicts.to_json(told))) == text.render(told)
+
+
+def test_a_replay_beside_its_capture(make, slow):
+    """Answers are a matrix; changes have examples, quantiles both times and their ratio with its interval."""
+    told = text.render(make(slow, tables=REPLAY))
+    rows = {line.split()[0]: line.split() for line in told.splitlines() if line.strip()}
+    assert rows["422"] == ["422", "7"]
+    assert rows["accepted"][-3:] == ["90", "4,", "8"]
+    assert "refused_422" in told and "0.0001" not in told
+    assert rows["chat"][:5] == ["chat", "ttft", "90", "captured", "0.110"]
+    assert rows["ratio"][1:3] == ["1.2", "(1.1-?)"]
+    assert "0.4 ms" in told and "25 %" in told and "9/s" in told
+    assert max(map(len, told.splitlines())) <= 100
+    assert text.render(verdicts.from_json(verdicts.to_json(make(slow, tables=REPLAY)))) == told
