@@ -63,10 +63,11 @@ class Account:
     malformed: Counter[str] = field(default_factory=Counter)  # by flaw, as sent: these are kept
     answers_seen: int = 0
     answers_unpaired: int = 0
+    answers_lost: Counter[str] = field(default_factory=Counter)  # not whole, or not known, by reason
     unanswered: int = 0
     aborted: int = 0  # the client gave up before the answer ended
     skipped_bytes: int = 0  # that belong to no message
-    filtered: int = 0  # requests that the user's filters left out
+    unread_answers: int = 0  # coded in a way that could not be undone
     ports: Counter[int] = field(default_factory=Counter)  # connections with HTTP by the server's port
 
     @property
