@@ -6,7 +6,6 @@ many there are, is no part of a plan.
 """
 
 import hashlib
-import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

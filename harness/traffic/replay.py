@@ -16,13 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
-
-from pydantic import Field
+from typing import Any, Literal, NamedTuple, Protocol
 
 from harness import provenance
 from harness.document import Place
-from harness.model import NEVER, Observation, Outcome, Request, Tag, UsageError, refusal
+from harness.model import NEVER, Finish, Observation, Outcome, Request, Tag, UsageError, refusal
 from harness.plan_file import PlanHeader
 from harness.traffic import corpus as corpora
 from harness.traffic import recording
@@ -41,6 +39,7 @@ CLASSES = {
 }
 OTHER = "other"  # the class of requests to any path but these
 BUSY = (408, 429)  # refusals that are about the moment, not about the request
+MOST_MODELS = 20  # told in the facts; the name "" counts requests for an answer whose model cannot be read, or changed
 
 
 def class_of(path: str) -> str:
@@ -247,9 +246,6 @@ class Replay:
         }
 
 
-MOST_MODELS = 20  # told in the facts; the key "" counts requests for an answer whose model cannot be read or changed
-
-
 class Link(NamedTuple):
     """The group of a request, and the one of that group that it waits for, if any, and for how long."""
 
@@ -263,8 +259,8 @@ def _think_s(before: Recorded, one: Recorded) -> float | None:
 
     That is so when it was sent before the answer was over, or when nobody saw the answer end.
     """
-    ended_s = before.answer.ended_s if before.give_up_s is None else before.give_up_s
-    think_s = one.at_s - before.at_s - ended_s
+    answer_s = NEVER if _unseen(before.answer) else before.answer.ended_s
+    think_s = one.at_s - before.at_s - (answer_s if before.give_up_s is None else before.give_up_s)
     return think_s if think_s >= 0 and not one.pipelined else None
 
 
@@ -376,6 +372,11 @@ def _refused(one: Recorded) -> bool:
     return "2xx" not in expected(one)
 
 
+def _unseen(answer: Answered) -> bool:
+    """Whether the capture lost part of an answer: nobody knows how it ended."""
+    return answer.lost not in ("", "closed")
+
+
 def _seen(request: Request, answer: Answered) -> Observation:
     """A captured answer as an observation, as if its request had been sent when it is due in the plan."""
     due_s, served = request.due_s, 200 <= answer.status < 300
@@ -409,15 +410,20 @@ def _outcome(request: Request, answer: Answered) -> Outcome:
     """How a captured request ended, in the words that the player has for its own."""
     if request.give_up_s is not None and not answer.whole:
         return Outcome.CANCELLED_BY_US
-    if not answer.status:
-        return Outcome.RESET
-    if not 200 <= answer.status < 300:
+    if answer.status and not 200 <= answer.status < 300:
         return refusal(request.expect, answer.status)
+    if _unseen(answer):
+        return Outcome.OPEN
+    return _success(request, answer) if answer.status else Outcome.RESET
+
+
+def _success(request: Request, answer: Answered) -> Outcome:
     if answer.error:
         return Outcome.ERROR_IN_STREAM
-    if not answer.whole:
+    says_why = request.class_name in ("chat", "completions")  # a whole answer has a reason to finish there
+    if not answer.whole or (says_why and answer.finish == Finish.UNSAID):
         return Outcome.TRUNCATED
-    silent = request.stream and answer.first_token_s != answer.first_token_s
+    silent = request.stream and math.isnan(answer.first_token_s)
     return Outcome.EMPTY if silent and request.class_name != OTHER else Outcome.OK
 
 

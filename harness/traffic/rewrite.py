@@ -15,11 +15,12 @@ from typing import NamedTuple
 import orjson
 
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+)(:[ \t]*)(.*?)([ \t]*\r?)")
+_HEADER = re.compile(rb"([^:]+:[ \t]*)(.*?)([ \t]*\r?)")
 _HOST = re.compile(rb"[\w.:\[\]-]+")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})([ \t]*(?:;[^\r\n]*)?\r\n)")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _STRUCTURE = re.compile(rb"[{}\[\]]|" + _STRING.pattern)
+_KEY = b'"model"'
 _COLON = re.compile(rb"\s*:\s*")
 
 
@@ -28,7 +29,8 @@ class Rewrites:
     """The changes that a run makes to every captured request.
 
     `headers` are the target's own, by lower-case name. `model` is the captured name and the one that takes its place;
-    another name stays, for a request for an unknown model must stay one. `paths` maps beginnings of paths, cut at a `/`.
+    another name stays, for a request for an unknown model must stay one. `paths` maps beginnings of paths, each cut at
+    a `/`.
     """
 
     host: str
@@ -42,20 +44,15 @@ class Rewrites:
         lines = head.split(b"\n")
         changed = _renamed(lines, body, *self.model) if self.model else body
         lines[0] = self._request_line(lines[0])
-        for k, line in enumerate(lines[:-1]):
-            found = _HEADER.fullmatch(line) if k else None
-            if found and not lines[k + 1].startswith((b" ", b"\t")):
-                value = self._value(found[1].lower(), found[3], credentials)
-                if changed is not body and found[1].lower() == b"content-length":
-                    value = b"%d" % len(changed)
-                lines[k] = b"".join((found[1], found[2], value, found[4]))
+        ours = {b"host": self.host.encode()}
+        if credentials:
+            ours |= {name.encode(): value.encode() for name, value in self.headers.items()}
+        if changed is not body:
+            ours[b"content-length"] = b"%d" % len(changed)
+        for k, line in enumerate(lines[1:-1], start=1):
+            if (name := _name(line)) in ours and not lines[k + 1].startswith((b" ", b"\t")):
+                lines[k] = _with_value(line, ours[name])
         return b"\n".join(lines) + changed
-
-    def _value(self, name: bytes, captured: bytes, credentials: bool) -> bytes:
-        if name == b"host":
-            return self.host.encode() if _HOST.fullmatch(captured) else captured
-        ours = self.headers.get(name.decode()) if credentials else None
-        return captured if ours is None else ours.encode()
 
     def _request_line(self, line: bytes) -> bytes:
         parts = line.split(b" ")
@@ -75,6 +72,19 @@ def model_of(raw: bytes) -> str | None:
     return _model(b"".join(chunk.data for chunk in content)) if content is not None else None
 
 
+def _name(line: bytes) -> bytes:
+    """What stands before the colon of a header, in lower case."""
+    return line.partition(b":")[0].lower()
+
+
+def _with_value(line: bytes, value: bytes) -> bytes:
+    """A header with another value; a Host that is none stays what it is."""
+    found = _HEADER.fullmatch(line)
+    if not found or (_name(line) == b"host" and not _HOST.fullmatch(found[2])):
+        return line
+    return b"".join((found[1], value, found[3]))
+
+
 class _Chunk(NamedTuple):
     """Bytes of a body. `ends` is what follows the size of a chunk on its line; None where the body has no chunks."""
 
@@ -92,9 +102,9 @@ def _split(raw: bytes) -> tuple[bytes, bytes]:
 def _content(lines: list[bytes], body: bytes) -> list[_Chunk] | None:
     """The body without its framing; None unless one right Content-Length, or one whole chunked message, frames it."""
     framing = [
-        (found[1].lower(), found[3].lower())
+        (name, line.partition(b":")[2].strip(b" \t\r").lower())
         for line in lines[1:]
-        if (found := _HEADER.fullmatch(line)) and found[1].lower() in (b"content-length", b"transfer-encoding")
+        if (name := _name(line)) in (b"content-length", b"transfer-encoding")
     ]
     if framing == [(b"content-length", b"%d" % len(body))]:
         return [_Chunk(body)]
@@ -136,17 +146,26 @@ def _model(content: bytes) -> str | None:
 
 
 def _model_span(content: bytes, name: str) -> tuple[int, int] | None:
-    """Where the value of the outermost member `model` stands in a JSON object, if it is `name`."""
+    """Where the value of the outermost member `model` stands in a JSON object that has it, if it is `name`."""
+    key = content.find(_KEY)
+    if content.find(_KEY, key + 1) >= 0:  # reading the structure takes ten times as long
+        key = _outermost(content)
+    colon = _COLON.match(content, key + len(_KEY)) if key >= 0 else None
+    value = _STRING.match(content, colon.end()) if colon else None
+    return value.span() if value and orjson.loads(value[0]) == name else None
+
+
+def _outermost(content: bytes) -> int:
+    """Where the outermost member `model` begins; -1 where there is none."""
     depth = 0
     for token in _STRUCTURE.finditer(content):
         if token[0] in (b"{", b"["):
             depth += 1
         elif token[0] in (b"}", b"]"):
             depth -= 1
-        elif depth == 1 and token[0] == b'"model"' and (colon := _COLON.match(content, token.end())):
-            value = _STRING.match(content, colon.end())
-            return value.span() if value and orjson.loads(value[0]) == name else None
-    return None
+        elif depth == 1 and token[0] == _KEY and _COLON.match(content, token.end()):
+            return token.start()
+    return -1
 
 
 def _replaced(chunks: list[_Chunk], begin: int, end: int, new: bytes) -> Iterator[_Chunk]:

@@ -172,6 +172,7 @@ def test_under_session_a_conversation_spans_connections(made: Any) -> None:
         ({}, {}, 0),
         ({}, {"pipelined": True}, None),
         ({"answer": Answered()}, {}, None),  # nobody saw it end
+        ({"answer": replace(SERVED, lost="gap")}, {}, None),
         ({"answer": Answered(), "give_up_s": 0.5}, {}, 0),  # it ended when the client hung up
     ],
 )
@@ -199,7 +200,12 @@ def test_only_who_waited_waits(made: Any, before: dict[str, Any], one: dict[str,
         ({"answer": replace(SERVED, error=True)}, ("2xx",), "", Outcome.ERROR_IN_STREAM),
         ({"answer": replace(SERVED, whole=False)}, ("2xx",), "", Outcome.TRUNCATED),
         ({"answer": replace(SERVED, whole=False), "give_up_s": 0.3}, ("2xx",), "", Outcome.CANCELLED_BY_US),
-        ({"answer": answered(200), "stream": True}, ("2xx",), "", Outcome.EMPTY),
+        ({"answer": replace(SERVED, whole=False, lost="gap")}, ("2xx",), "", Outcome.OPEN),
+        ({"answer": replace(SERVED, whole=False, lost="closed")}, ("2xx",), "", Outcome.TRUNCATED),
+        ({"answer": Answered(lost="gap")}, ("2xx",), "", Outcome.OPEN),
+        ({"answer": replace(SERVED, finish=Finish.UNSAID)}, ("2xx",), "", Outcome.TRUNCATED),
+        ({"answer": replace(SERVED, finish=Finish.UNSAID), "path": "/v1/responses"}, ("2xx",), "", Outcome.OK),
+        ({"answer": answered(200, finish=Finish.STOP), "stream": True}, ("2xx",), "", Outcome.EMPTY),
         ({"answer": answered(200), "stream": True, "path": "/events"}, ("2xx",), "", Outcome.OK),
     ],
 )
@@ -258,7 +264,8 @@ def test_a_source_of_token_counts_gets_prompts_of_that_length(
 ) -> None:
     """Composed, not raw; none longer than the target takes, and nothing to compare with."""
     monkeypatch.setattr(corpora, "DRAWN_WORDS", 10_000)
-    counts = [recorded(float(k), raw=b"", prompt_tokens=n, max_tokens=5, answer=Answered()) for k, n in enumerate((40, 9000))]
+    bare: dict[str, Any] = {"raw": b"", "max_tokens": 5, "answer": Answered()}
+    counts = [recorded(0.0, prompt_tokens=40, **bare), recorded(1.0, prompt_tokens=9000, **bare)]
     other = recorded(2.0, raw=b"", path="/metrics", answer=Answered())
     plan = made(*counts, other, header={"timing_only": True}, target=Target(tokenizer_dir))
     short, long = plan.requests
@@ -266,13 +273,13 @@ def test_a_source_of_token_counts_gets_prompts_of_that_length(
     assert 30 <= short.prompt_tokens <= 40 < long.prompt_tokens <= 1024
     assert not plan.captured
     assert plan.header.facts["replay"]["left_out"] == 1
-    with pytest.raises(UsageError, match="no request of .* is to a path"):
+    with pytest.raises(UsageError, match=r"no request of .* is to a path"):
         made(other, header={"timing_only": True}, target=Target(tokenizer_dir))
 
 
 def test_classes_are_endpoints() -> None:
     """Each path that a dialect is spoken on has a class."""
-    assert list(CLASSES) == list(DIALECTS)
+    assert set(CLASSES) == set(DIALECTS)
     paths = ("/v1/chat/completions", "/v1/completions", "/x/embeddings?y=1", "/v1/responses", "/v1/models")
     assert [class_of(path) for path in paths] == ["chat", "completions", "embeddings", "responses", "other"]
 

@@ -1,6 +1,7 @@
 """Captured bytes stay as they are, but for the host, the credentials, the model and the path."""
 
 import json
+from itertools import pairwise
 
 import orjson
 import pytest
@@ -134,7 +135,7 @@ def test_lines_that_end_in_a_bare_newline_keep_it() -> None:
 def test_a_chunked_body_keeps_its_chunks(cuts: list[int], trailer: bytes) -> None:
     """Wherever the name is cut: the body says the new model, and chunks without it keep every byte."""
     bounds = [0, *sorted(set(cuts)), len(BODY)]
-    pieces = [BODY[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+    pieces = [BODY[low:high] for low, high in pairwise(bounds)]
     sent = OURS.apply(raw(chunked(*pieces, trailer=trailer), b"Transfer-Encoding: chunked"))
     assert model_of(sent) == "tiny"
     body = sent.partition(b"\r\n\r\n")[2]
@@ -143,6 +144,12 @@ def test_a_chunked_body_keeps_its_chunks(cuts: list[int], trailer: bytes) -> Non
     for piece, low in zip(pieces, bounds, strict=False):
         if low + len(piece) <= begin or low >= begin + len(b'"captured-70b"'):
             assert chunked(piece)[: -len(b"0\r\n\r\n")] in body
+
+
+def test_a_name_that_stands_elsewhere_too_is_found_where_it_counts() -> None:
+    """In a prompt, in a nested member, after another one's end: the outermost member is meant."""
+    body = b'{"a":{"model":"captured-70b"},"b":"\\"model","c":["model"],"model":"captured-70b","model2":"captured-70b"}'
+    assert OURS.apply(raw(body)).endswith(b'"c":["model"],"model":"tiny","model2":"captured-70b"}')
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"Content-Length: 3", b"Transfer-Encoding: chunked"]))
