@@ -19,7 +19,9 @@ from harness.model import EXIT_CODE, EXIT_INTERRUPTED, EXIT_USAGE, Judgement, Us
 from harness.report import github, markdown, text
 from harness.report.panel import LivePanel
 from harness.targets import base, local
+from harness.traffic import importing
 from harness.traffic import plan as plans
+from harness.traffic.capture import filters, tcpdump
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The release gate for LLM serving."
@@ -85,6 +87,52 @@ def plan(
     seed = loaded.seed if seed is None else seed
     sha256 = plans.write_alone(out, file, loaded.traffic, aimed, seed, loaded.extendable)
     print(f"{sha256}  {out}")
+
+
+@app.command("import")
+def import_command(
+    captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Capture files; - is standard input.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where the recording goes.")],
+    source: Annotated[importing.Source, typer.Option("--from", help="What the files are.")] = importing.Source.CAPTURE,
+    port: Annotated[list[int] | None, typer.Option(min=1, max=65535, help="The servers' port.")] = None,
+    keep_secrets: Annotated[bool, typer.Option("--keep-secrets", help="Write everything as it was captured.")] = False,
+    scrub_field: Annotated[list[str] | None, typer.Option(help="A further JSON member to mask.")] = None,
+    session_header: Annotated[list[str] | None, typer.Option(help="It names a request's conversation.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Keep only these, such as POST.")] = None,
+    path: Annotated[list[str] | None, typer.Option(help="Keep only these, such as '/v1/*'.")] = None,
+    status: Annotated[list[str] | None, typer.Option(help="Keep only these: 422, 2xx, or none.")] = None,
+    size: Annotated[str | None, typer.Option(help="Keep only requests of this size, such as 1kB..10MB.")] = None,
+    client: Annotated[list[str] | None, typer.Option(help="Keep only these addresses or networks.")] = None,
+    from_time: Annotated[
+        str | None, typer.Option(help="Keep what came this long after the first packet or later.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Keep what came before that, such as 10m.")] = None,
+    sample: Annotated[str | None, typer.Option(help="Keep this share of the connections, such as 10%.")] = None,
+) -> None:
+    """Turn captured traffic into a recording that can be replayed: scrubbed, and with an account of what was lost."""
+    kept = filters.read(method, path, status, size, client, from_time, until, sample)
+    choices = importing.choices(port, keep_secrets, kept, session_header, scrub_field)
+    header = importing.import_from(source, captures, out, choices)
+    for what, told in importing.told(header):
+        print(f"{what:36}{told}")
+    print(f"\n{out} holds {header.requests} requests")
+
+
+@app.command()
+def capture(
+    target: TargetOption = "local",
+    engine: EngineOption = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="For how long.")] = 60.0,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where the packets go.")] = Path("capture.pcap"),
+    now: Annotated[bool, typer.Option("--run", help="Run it here; needs root.")] = False,
+) -> None:
+    """Print the tcpdump that captures a target's traffic, or run it."""
+    url = base.load(target, engine).url
+    if not now:
+        print(*tcpdump.told(url, out, seconds), sep="\n")
+        return
+    seen = tcpdump.run(url, out, seconds)
+    print(f"{out}: {seen.packets} packets, {seen.dropped} dropped by the kernel")
 
 
 @app.command()

@@ -10,7 +10,7 @@ import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -121,14 +121,17 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def write_beside(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: beside, synced, then renamed."""
+def write_beside(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write a file whole or not at all, from its bytes or piece by piece: beside, synced, then renamed."""
     beside = path.with_name(f".{path.name}.part")
-    with open(beside, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with open(beside, "wb") as file:
+            file.writelines([data] if isinstance(data, bytes) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)  # there only when the writing failed
 
 
 def read_run_json(run_dir: Path, damage: list[str] | None = None) -> dict[str, Any]:

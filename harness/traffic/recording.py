@@ -8,6 +8,7 @@ a HAR file, a trace of token counts), from here on it is the same. Nothing here 
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ VERSION = 1
 class Answered:
     """What became of a request when it was captured; moments in seconds from the request's first byte.
 
-    `status` is 0 when no answer was seen; `whole` is False for an answer that was cut short, `done` is a stream's
-    [DONE]. `shape` is `answers.shape_sum` of its members.
+    `status` is 0 when no answer was seen; `whole` is False for an answer that was cut short. `lost` says why the capture
+    has not all of it, or cannot tell: such an answer says nothing of the stack. `shape` is `answers.shape_sum`.
     """
 
     status: int = 0
@@ -39,6 +40,7 @@ class Answered:
     shape: int = 0
     whole: bool = False
     error: bool = False
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class RecordingHeader:
 
 def write(path: Path, header: RecordingHeader, recorded: Iterable[Recorded]) -> None:
     """Write a recording whole or not at all. The exchanges come in the order of their moments."""
-    write_beside(path, b"".join([_header_line(header), *map(_line, recorded)]))
+    write_beside(path, chain([_header_line(header)], map(line, recorded)))
 
 
 def read_header(path: Path) -> RecordingHeader:
@@ -108,7 +110,7 @@ def read(path: Path) -> tuple[RecordingHeader, Iterator[Recorded]]:
             file.readline()
             for count, line in enumerate(file, start=1):
                 try:
-                    yield _recorded(line)
+                    yield read_line(line)
                 except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
                     raise UsageError("not an exchange of a recording", f"{path}:{count + 1}") from None
         if count != header.requests:
@@ -152,7 +154,8 @@ def _filled(value: Any) -> dict[str, Any]:
     return filled
 
 
-def _line(one: Recorded) -> bytes:
+def line(one: Recorded) -> bytes:
+    """One exchange as its line of the file."""
     value = _filled(one)
     answer = _filled(one.answer)
     if gaps_s := answer.pop("gaps_s", None):
@@ -164,7 +167,8 @@ def _line(one: Recorded) -> bytes:
     return orjson.dumps(value | {"answer": answer}) + b"\n"
 
 
-def _recorded(line: bytes) -> Recorded:
+def read_line(line: bytes) -> Recorded:
+    """The exchange of a line. Raises ValueError, KeyError, TypeError or AttributeError on what is none."""
     value = orjson.loads(line)
     answer = value.pop("answer")
     if gaps_us := answer.pop("gaps_us", None):

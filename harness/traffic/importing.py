@@ -1,0 +1,332 @@
+"""Captures, and other records of traffic -> a recording, scrubbed and with an account that adds up.
+
+The rooms below each do one thing; here they are put in a row. Memory does not grow with the capture: exchanges end in
+another order than they began, so they wait in a file without a name until their order is known. Nothing half written is
+ever left, and a source that holds nothing to replay is refused with what was seen in it and what to do.
+"""
+
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from hashlib import sha256
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from harness.model import UsageError
+from harness.traffic import recording
+from harness.traffic.capture import flows, messages, packets, personal, records
+from harness.traffic.capture.account import Account
+from harness.traffic.capture.exchanges import SESSION_HEADERS, Reader
+from harness.traffic.capture.filters import Filters
+from harness.traffic.capture.messages import Exchange
+from harness.traffic.capture.packets import Segment
+from harness.traffic.capture.records import Packet
+from harness.traffic.capture.scrub import Scrubber, Unscrubbable
+from harness.traffic.recording import Recorded, RecordingHeader
+
+_OPENING_PACKETS = 64  # the salt is made of them: nobody without the capture can try addresses against a name
+_TRIED_PACKETS = 200_000  # read again to tell which ports carry HTTP, when the given ones do not
+_AGAIN = "; capture again with `tcpdump -s 0`, as `harness capture` prints it"
+_UNLOCK = (
+    "decrypt it first (`editcap --inject-secrets tls,KEYLOG IN OUT`, then tshark), or capture behind what ends TLS"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a user wants of an import. `ports` are the servers'; `fields` are further JSON members to scrub."""
+
+    ports: frozenset[int] = frozenset()
+    keep_secrets: bool = False
+    filters: Filters = field(default_factory=Filters)
+    session_headers: tuple[str, ...] = SESSION_HEADERS
+    fields: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What became of the requests seen: `kept`, `lost` by reason, or `filtered`; together all of them."""
+
+    kept: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    filtered: int = 0
+    scrubbed: Counter[str] = field(default_factory=Counter)
+    connections: set[int] = field(default_factory=set)
+
+    @property
+    def lost_share(self) -> float:
+        """Of the requests that the filters would have kept."""
+        lost = self.lost.total()
+        return lost / (self.kept + lost) if lost else 0.0
+
+
+def choices(
+    ports: Sequence[int] | None,
+    keep_secrets: bool,
+    filters: Filters,
+    session_headers: Sequence[str] | None,
+    fields: Sequence[str] | None,
+) -> Choices:
+    """What was chosen on a command line; None where nothing was."""
+    return Choices(
+        frozenset(ports or ()), keep_secrets, filters, tuple(session_headers or SESSION_HEADERS), tuple(fields or ())
+    )
+
+
+class Source(StrEnum):
+    """What can be imported."""
+
+    CAPTURE = "capture"
+    RECORDING = "recording"
+
+
+def import_from(source: Source, paths: Sequence[Path], out: Path, choices: Choices) -> RecordingHeader:
+    """Import files of one kind into one recording; returns its header. Raises UsageError when that cannot be."""
+    _refuse_target(paths, out)
+    if source == Source.CAPTURE:
+        return import_captures(paths, out, choices)
+    if len(paths) > 1:
+        raise UsageError(f"one {source} can be imported at a time, not {len(paths)}")
+    return import_recorded(*recording.read(paths[0]), out, choices)
+
+
+def import_captures(paths: Sequence[Path], out: Path, choices: Choices = Choices()) -> RecordingHeader:
+    """Import capture files (`-` is standard input) and write the recording; returns its header.
+
+    Raises UsageError when a file is no capture, or there is nothing in it to replay.
+    """
+    account, tally = Account(), _Tally()
+    found = iter(records.packets(paths, account))
+    opening = list(islice(found, _OPENING_PACKETS))
+    if not opening:
+        raise UsageError(f"{_named(paths)}: the capture holds no packet: was there traffic while it ran?")
+    scrub = _scrub(_salt(opening), choices)
+    reader = Reader(opening[0].at_ns, account, choices.session_headers)
+    with _Shelf(out.parent) as shelf:
+        for exchange in _exchanges(chain(opening, found), account, choices.ports):
+            _keep(reader.recorded(exchange), _lost(exchange), choices.filters, scrub, tally, shelf)
+        if refusal := _refusal(account, tally, paths, choices.ports):
+            raise UsageError(f"{_named(paths)}: {refusal}")
+        header = RecordingHeader(
+            sources=tuple(path.name for path in paths),
+            requests=0,
+            connections=0,
+            lasts_s=0.0,
+            lost_share=tally.lost_share,
+            account=account.as_dict(),
+            shapes=_shapes(reader.shapes, choices.keep_secrets),
+        )
+        return _written(out, header, tally, shelf)
+
+
+def import_recorded(
+    header: RecordingHeader,
+    found: Iterable[Recorded],
+    out: Path,
+    choices: Choices = Choices(),
+) -> RecordingHeader:
+    """Import requests that another reader found; `header` is what it knows of its source. Returns the header written.
+
+    What it lost stays lost: `lost_share` and the account are carried on. Raises UsageError when nothing is kept.
+    """
+    tally = _Tally()
+    scrub = _scrub(sha256(repr(header).encode()).digest(), choices)
+    with _Shelf(out.parent) as shelf:
+        for one in found:
+            _keep(one, "", choices.filters, scrub, tally, shelf)
+        if not tally.kept:
+            seen = (
+                f"the filters left nothing of its {tally.filtered} requests" if tally.filtered else "no request in it"
+            )
+            raise UsageError(f"{', '.join(header.sources)}: {seen}")
+        return _written(out, header, tally, shelf)
+
+
+def _exchanges(found: Iterable[Packet], account: Account, ports: frozenset[int]) -> Iterator[Exchange]:
+    segments: Iterable[Segment] = packets.segments(found, account, ports)
+    return messages.exchanges(flows.steps(segments, account), account, ports)
+
+
+def _lost(exchange: Exchange) -> str:
+    return exchange.request.lost or ("goes on with another protocol" if exchange.upgraded else "")
+
+
+Scrub = Callable[[Recorded], tuple[Recorded, Counter[str]]]
+
+
+def _scrub(salt: bytes, choices: Choices) -> Scrub:
+    if choices.keep_secrets:
+        return lambda one: (one, Counter())
+    return Scrubber(salt, choices.fields, choices.session_headers).recorded
+
+
+def _keep(one: Recorded, lost: str, filters: Filters, scrub: Scrub, tally: _Tally, shelf: "_Shelf") -> None:
+    """Filters see a request as it was; whatever is written has been scrubbed."""
+    if not filters.keeps(one):
+        tally.filtered += 1
+        return
+    if lost:
+        tally.lost[lost] += 1
+        return
+    try:
+        one, found = scrub(one)
+    except Unscrubbable:
+        tally.lost["could not be scrubbed"] += 1
+        return
+    tally.kept += 1
+    tally.scrubbed += found
+    tally.connections.add(one.connection)
+    shelf.put(one)
+
+
+def _written(out: Path, header: RecordingHeader, tally: _Tally, shelf: "_Shelf") -> RecordingHeader:
+    account: dict[str, Any] = {**header.account, "kept": tally.kept}
+    account |= {"filtered": tally.filtered} if tally.filtered else {}
+    account |= {"lost": dict(tally.lost)} if tally.lost else {}
+    header = replace(
+        header,
+        requests=tally.kept,
+        connections=len(tally.connections),
+        lasts_s=shelf.lasts_s,
+        account=account,
+        scrubbed=Counter(header.scrubbed) + tally.scrubbed,
+    )
+    recording.write(out, header, shelf.in_order())
+    return header
+
+
+class _Shelf:
+    """Requests on disk, until all are there and their order is known."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed on leaving the shelf
+        except OSError as error:
+            raise UsageError(f"nothing can be written to {folder}: {error.strerror}") from None
+        self._at_s, self._offsets, self._end = array("d"), array("q"), 0
+
+    def __enter__(self) -> "_Shelf":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def put(self, one: Recorded) -> None:
+        self._at_s.append(one.at_s)
+        self._offsets.append(self._end)
+        self._end += self._file.write(recording.line(one))
+
+    @property
+    def lasts_s(self) -> float:
+        return max(self._at_s) - min(self._at_s)
+
+    def in_order(self) -> Iterator[Recorded]:
+        """All of them by their moments, which count from the first from here on."""
+        first_s = min(self._at_s)
+        for k in sorted(range(len(self._at_s)), key=self._at_s.__getitem__):
+            self._file.seek(self._offsets[k])
+            one = recording.read_line(self._file.readline())
+            yield replace(one, at_s=round(one.at_s - first_s, 9))
+
+
+def _salt(opening: Iterable[Packet]) -> bytes:
+    digest = sha256()
+    for packet in opening:
+        digest.update(b"%d" % packet.at_ns + packet.data)
+    return digest.digest()
+
+
+def _shapes(shapes: Mapping[str, list[str]], keep_secrets: bool) -> dict[str, list[str]]:
+    """Names of members are the server's words, but some servers answer with data for names."""
+    if keep_secrets:
+        return dict(shapes)
+    return {
+        key: [personal.masked(each.encode(), Counter()).decode(errors="replace") for each in members]
+        for key, members in shapes.items()
+    }
+
+
+def _named(paths: Iterable[Path]) -> str:
+    return ", ".join("standard input" if str(path) == "-" else str(path) for path in paths)
+
+
+def _refuse_target(paths: Iterable[Path], out: Path) -> None:
+    if any(out.exists() and path.exists() and out.samefile(path) for path in paths):
+        raise UsageError(f"{out} is what would be read: give the recording another name")
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder: give the recording a name in it")
+
+
+def _refusal(account: Account, tally: _Tally, paths: Sequence[Path], ports: frozenset[int]) -> str:
+    """Why nothing of a capture can be replayed and compared; "" when something can."""
+    seen = account.requests_seen
+    if tally.kept and account.answers_seen:
+        return ""
+    if not seen:
+        return _no_requests(account, paths, ports)
+    if not account.answers_seen:
+        return f"{seen} requests and not one answer: the capture holds one direction only{_AGAIN}"
+    if account.cut_packets and not tally.kept and tally.lost:
+        return f"the snap length cut {account.cut_packets} of {account.packets} packets, and each request with them{_AGAIN}"
+    if tally.filtered == seen:
+        return f"the filters left nothing of its {seen} requests"
+    reasons = ", ".join(f"{count} {reason}" for reason, count in tally.lost.most_common())
+    return (
+        f"not one of its {seen} requests is whole ({reasons}): capture from before the traffic until after it{_AGAIN}"
+    )
+
+
+def _no_requests(account: Account, paths: Sequence[Path], ports: frozenset[int]) -> str:
+    if account.tls and not account.http:
+        return f"{account.tls} connections of TLS and none of plain HTTP: {_UNLOCK}"
+    if account.http2 and not account.http:
+        return f"{account.http2} connections of HTTP/2, which is not read: capture where the servers speak HTTP/1.1"
+    if account.answers_seen:
+        return f"{account.answers_seen} answers and no request: the capture holds one direction only{_AGAIN}"
+    if account.cut_packets:
+        return f"the snap length cut {account.cut_packets} of {account.packets} packets, and no request is left{_AGAIN}"
+    asked = ", ".join(map(str, sorted(ports)))
+    if ports and (others := _ports_with_http(paths)):
+        return f"no HTTP on port {asked}, but on {', '.join(map(str, others))}: give that as --port, or none"
+    return (
+        f"no HTTP request{f' on port {asked}' if asked else ''} in {account.packets} packets, {account.segments} of them "
+        "of TCP: was it the right interface, and the right port?"
+    )
+
+
+def _ports_with_http(paths: Sequence[Path]) -> list[int]:
+    """Looks again, at all ports; standard input cannot be read twice."""
+    if any(str(path) == "-" for path in paths):
+        return []
+    account = Account()
+    for _ in _exchanges(islice(records.packets(paths, account), _TRIED_PACKETS), account, frozenset()):
+        pass
+    return [port for port, _ in account.ports.most_common(5)]
+
+
+def told(header: RecordingHeader) -> Iterator[tuple[str, str]]:
+    """The account in a few lines, each with what it is about."""
+    account = header.account
+    yield "requests", f"{header.requests} on {header.connections} connections over {header.lasts_s:.1f} s"
+    for name, what in (
+        ("packets", "packets"), ("connections", "connections"), ("tls", "of TLS, not read"),
+        ("http2", "of HTTP/2, not read"), ("not_http", "not HTTP"), ("upgraded", "went on with another protocol"),
+        ("requests_seen", "requests seen"), ("filtered", "left out by the filters"), ("unanswered", "without an answer"),
+        ("aborted", "given up by the client"), ("gaps", "gaps in streams"), ("dropped", "packets dropped by the kernel"),
+        ("cut_packets", "packets cut by the snap length"), ("unread_answers", "answers that could not be decoded"),
+    ):  # fmt: skip
+        if count := account.get(name):
+            yield what, str(count)
+    for damage in account.get("damage", ()):
+        yield "damage", damage
+    if header.scrubbed:
+        yield "scrubbed", ", ".join(f"{count} {kind}" for kind, count in header.scrubbed.items())
+    if lost := account.get("lost"):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in lost.items())
+        yield "lost", f"{sum(lost.values())} requests, {header.lost_share:.2%}: {reasons}"
+    elif not header.timing_only:
+        yield "lost", "no request"
