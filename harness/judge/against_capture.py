@@ -160,17 +160,11 @@ class LatencyAgainstCapture(Scope):
     confidence: Share = 0.95
 
     def seen(self, timeline: Timeline, window: Window) -> Finding:
-        name, told = counts.name(self.quantile), f"{self.at_most:g}x the capture's"
-        if why := comparison.replayed(timeline):
-            return Finding("", Judgement.INVALID, why, limit=f"{name} {self.of} < {told}")
-        captured_s = self.captured_s(timeline, window)
-        if not captured_s > 0:
-            why = f"the capture shows no {self.of} of these requests"
-            why += (
-                ": their streams came in one piece" if captured_s == 0 else ", so there is nothing to hold it against"
-            )
-            return Finding("", Judgement.INVALID, why, limit=f"{name} {self.of} < {told}", figures={"n": 0, "bad": 0})
-        limit = Latency(
+        name, captured_s = counts.name(self.quantile), self.captured_s(timeline, window)
+        if why := comparison.replayed(timeline) or _unmeasured(self.of, captured_s):
+            limit = f"{name} {self.of} < {self.at_most:g}x the capture's"
+            return Finding("", Judgement.INVALID, why, limit=limit, figures={"n": 0, "bad": 0})
+        gate = Latency(
             quantile=self.quantile,
             below_s=self.at_most * captured_s,
             of=self.of,
@@ -178,20 +172,12 @@ class LatencyAgainstCapture(Scope):
             window=self.window,
             confidence=self.confidence,
         )
-        finding = limit.held(timeline, window, self._compared(timeline, window))
-        measured_s = finding.figures.get("measured_s", math.nan)
-        ratio = measured_s / captured_s
+        finding = gate.held(timeline, window, self._compared(timeline, window))
+        ratio = finding.figures.get("measured_s", math.nan) / captured_s
+        told = f"{ratio:.3g}x that" if math.isfinite(ratio) else "a failure"
         figures = {**finding.figures, "captured_s": captured_s, "at_most": self.at_most, "ratio": ratio}
-        then_and_now = f"{name} {self.of} was {seconds(captured_s)}"
-        then_and_now += (
-            f" and is {seconds(measured_s)}, {ratio:.3g}x" if math.isfinite(ratio) else " and is now a failure"
-        )
-        return replace(
-            finding,
-            why=f"{then_and_now}: {finding.why}",
-            limit=f"{name} {self.of} < {self.at_most:g} x {seconds(captured_s)}",
-            figures=figures,
-        )
+        why = f"{name} {self.of} was {seconds(captured_s)} and is {told}: {finding.why}"
+        return replace(finding, why=why, figures=figures)
 
     def captured_s(self, timeline: Timeline, window: Window) -> float:
         """The capture's own quantile over the requests that are compared; `nan` when it has none."""
@@ -204,3 +190,12 @@ class LatencyAgainstCapture(Scope):
     def _compared(self, timeline: Timeline, window: Window) -> np.ndarray:
         served = comparison.measurable(comparison.captured_of(timeline), self.of)
         return np.asarray(served & measures.good_requests(timeline, window, self.classes))
+
+
+def _unmeasured(of: Compared, captured_s: float) -> str:
+    """Why a captured quantile is none to hold anything against; "" when it is one."""
+    if captured_s > 0:
+        return ""
+    if captured_s == 0:
+        return f"the capture shows no {of} of these requests: their streams came in one piece"
+    return f"the capture shows no {of} of these requests, so there is nothing to hold it against"

@@ -115,7 +115,7 @@ def _capture(timeline: Timeline) -> Finding:
     lost, seen = sum(account.get("incomplete", {}).values()), account.get("requests_seen", 0)
     of = f"{lost:,} of {seen:,} requests" if seen else f"{percent(round(share, 4))} of the requests"
     why = f"the import lost {of}" if not math.isnan(share) else "the plan does not say what the import lost"
-    figures = {"measured": share, "n": seen, "bad": lost, "incomplete": account.get("incomplete", {})}
+    figures = {"measured": share, **({"n": seen, "bad": lost} if seen else {})}
     return _finding("capture", share <= allowed, why, f"<= {percent(allowed)} lost", figures)
 
 

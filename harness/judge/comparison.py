@@ -256,11 +256,14 @@ def _quantiles(then: Times, now: Times, window: Window) -> Iterator[tuple[str, d
 
 
 def _around(ordered: np.ndarray, side: Times, quantile: float, window: Window) -> tuple[float, float, float]:
-    """A quantile between the values that hold it: exact ranks, as wide as the spans of the window differ."""
+    """A quantile between two values that hold it, by exact ranks: wider where the spans of the window differ.
+
+    `nan` on a side that so few values do not show.
+    """
     value = float(ordered[statistics.rank(len(ordered), quantile) - 1])
     sample = Sample.clustered(side.due_s, side.values_s > value, window.start_s, window.end_s)
     low, high = sample.ranks_around(quantile, (1 + CONFIDENCE) / 2)
-    return float(ordered[low - 1]) if low else 0.0, value, float(ordered[high - 1]) if high else np.inf
+    return float(ordered[low - 1]) if low else np.nan, value, float(ordered[high - 1]) if high else np.nan
 
 
 def _ratio(now_s: float, then_s: float) -> float:
@@ -325,4 +328,4 @@ def tables(timeline: Timeline, mask: np.ndarray, windows: Sequence[Window]) -> d
     return found
 
 
-_TOLD = ("recording", "order", "speed", "requests", "connections", "lost_share", "lost_at_most")
+_TOLD = ("recording", "order", "speed", "requests", "connections", "lost_share")

@@ -29,6 +29,8 @@ _UNITS = (
     *((ending, 100, "{:.4g} %") for ending in ("share", "coverage", "utilisation", "of_planned", "confidence")),
 )
 
+MEMBERS = 3  # of a changed answer, in its row
+
 
 @dataclass(frozen=True, slots=True)
 class Banner:
@@ -183,14 +185,22 @@ def _changes(value: Sequence[Mapping[str, Any]]) -> list[Row]:
             "change": str(kind["change"]).replace("_", " "),
             "path": kind["path"],
             **({"flaw": kind["flaw"]} if any(other["flaw"] for other in value) else {}),
-            "captured": kind["captured"],
-            "now": kind["replayed"],
+            **_then_and_now(kind),
             "n": figure("n", kind["n"]),
             "of": figure("of", kind["of"]),
             "requests": figure("examples", kind["examples"]),
         }
         for kind in value
     ]
+
+
+def _then_and_now(kind: Mapping[str, Any]) -> Row:
+    """What was answered and is; of members that are known, those that came and went."""
+    if "appeared" not in kind:
+        return {"captured": kind["captured"], "now": kind["replayed"]}
+    signed = [f"{sign}{member}" for sign, key in (("+", "appeared"), ("-", "vanished")) for member in kind[key]]
+    more = f" and {len(signed) - MEMBERS} more" if len(signed) > MEMBERS else ""
+    return {"captured": "", "now": ", ".join(signed[:MEMBERS]) + more}
 
 
 def _against(value: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Row]:
@@ -210,9 +220,10 @@ def _against(value: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Row]:
 
 
 def _interval(ratio: float | None, low: float | None, high: float | None) -> str:
-    """`1.02 (0.98-1.07)`; an end that so few requests do not show is a dash."""
+    """`1.02 (0.98-1.07)`; a question mark is an end that so few requests do not show."""
     shown = [f"{end:.3g}" if end is not None and math.isfinite(end) else "" for end in (low, high)]
-    return f"{figure('ratio', ratio)} ({shown[0] or '?'}-{shown[1] or '?'})"
+    told = f"{ratio:.3g}" if ratio is not None and math.isfinite(ratio) else "-"
+    return f"{told} ({shown[0] or '?'}-{shown[1] or '?'})"
 
 
 def _rows(heading: str, value: Mapping[str, Mapping[str, Any]]) -> list[Row]:

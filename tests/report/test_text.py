@@ -23,7 +23,7 @@ TABLES = {
     "not_applicable": [],
 }
 
-SERVED = {"captured_s": 0.11, "replayed_s": 0.132, "ratio": 1.2, "low": 1.1, "high": float("inf")}
+SERVED = {"captured_s": 0.11, "replayed_s": 0.132, "ratio": 1.2, "low": 1.1, "high": float("nan")}
 LOST = {"captured": "2xx", "replayed": "5xx", "n": 2, "of": 90, "examples": [4, 8]}
 REPLAY = {
     "replay": {"recording": "hour.jsonl", "order": "open", "gap_error_p99_s": 0.0004, "drift_share": 0.0001},
