@@ -58,9 +58,7 @@ def segments(packets: Iterable[Packet], account: Account, ports: frozenset[int] 
 
     Raises UsageError for a link type that nobody here reads.
     """
-    slicer = Slicer(account, ports)
-    yield from filter(None, map(slicer.segment, packets))
-    slicer.close()
+    return Slicer(account, ports).segments(packets)
 
 
 class Slicer:
@@ -71,53 +69,53 @@ class Slicer:
         self._dissector = Dissector(account)
         self._flows: dict[Hashable, Flow | None] = {}
 
-    def segment(self, packet: Packet, net: int = 0, depth: int = 0) -> Segment | None:
-        """The packet's TCP segment; None, and counted, when it has none to give now."""
-        at_ns, link, data, length = packet
-        at = 14 if link == ETHERNET else 16 if link == COOKED else 2
-        if at == 2 and link != TYPED:
-            data, length = _typed(link, data, length)
-        try:
-            shape, size, fragment, protocol, ends, seq, ack, offset, flags = _v4(data, at - 2)
-            if shape == _PLAIN_V4 and protocol == TCP and offset >= 0x50 and not fragment & 0x3FFF:
-                start = at + 20
-                end = at + size if size else length
-            elif shape[:2] == IPV6 and (header := _v6(data, at - 2))[2] == TCP and header[6] >= 0x50:
-                _, size, _, ends, seq, ack, offset, flags = header
-                start = at + 40
-                end = start + size if size else length
-            else:
-                return self._retold(at_ns, data, at, length, net, depth)
-        except error:
-            return self._retold(at_ns, data, at, length, net, depth)
-        start += offset >> 2 & 0x3C
-        key = (net, ends) if net else ends
-        try:
-            flow = self._flows[key]
-        except KeyError:
-            flow = self._flow(key, ends, net)
-        if flow is None:
-            self._account.other_ports += 1
-            return None
-        cut = 0
-        if end > len(data):
-            cut = max(0, end - max(start, len(data)))
-            self._account.cut_packets += 1
-        return tuple.__new__(Segment, (at_ns, flow, seq, ack, flags, data[start:end], cut))
-
-    def close(self) -> None:
-        """Tell what was still held."""
+    def segments(self, packets: Iterable[Packet]) -> Iterator[Segment]:
+        """The segments of the packets; what gives none is counted, at the end also the fragments that were left."""
+        yield from self._sliced(packets)
         self._dissector.close()
 
-    def _retold(self, at_ns: int, data: bytes, at: int, length: int, net: int, depth: int) -> Segment | None:
+    def _sliced(self, packets: Iterable[Packet], net: int = 0, depth: int = 0) -> Iterator[Segment]:
+        new, flows = tuple.__new__, self._flows
+        for at_ns, link, data, length in packets:
+            at = 14 if link == ETHERNET else 16 if link == COOKED else 2
+            if at == 2 and link != TYPED:
+                data, length = _typed(link, data, length)
+            try:
+                shape, size, fragment, protocol, ends, seq, ack, offset, flags = _v4(data, at - 2)
+                if shape == _PLAIN_V4 and protocol == TCP and offset >= 0x50 and not fragment & 0x3FFF:
+                    start = at + 20
+                    end = at + size if size else length
+                elif shape[:2] == IPV6 and (header := _v6(data, at - 2))[2] == TCP and header[6] >= 0x50:
+                    _, size, _, ends, seq, ack, offset, flags = header
+                    start = at + 40
+                    end = start + size if size else length
+                else:
+                    raise error
+            except error:
+                yield from self._retold(at_ns, data, at, length, net, depth)
+                continue
+            start += offset >> 2 & 0x3C
+            key = (net, ends) if net else ends
+            flow = flows[key] if key in flows else self._flow(key, ends, net)
+            if flow is None:
+                self._account.other_ports += 1
+                continue
+            cut = 0
+            if end > len(data):
+                cut = max(0, end - max(start, len(data)))
+                self._account.cut_packets += 1
+            yield new(Segment, (at_ns, flow, seq, ack, flags, data[start:end], cut))
+
+    def _retold(self, at_ns: int, data: bytes, at: int, length: int, net: int, depth: int) -> Iterable[Segment]:
+        """What a packet of another shape comes to: it is sliced again once a layer is off."""
         retold = self._dissector.retell(at_ns, data, at, max(0, length - len(data)), net)
         if retold is None:
-            return None
+            return ()
         if depth == DEEPEST:
             self._account.unreadable += 1
-            return None
-        link, data, missing, net = retold
-        return self.segment(Packet(at_ns, link, data, len(data) + missing), net, depth + 1)
+            return ()
+        plainer = Packet(at_ns, retold.link, retold.data, len(retold.data) + retold.missing)
+        return self._sliced([plainer], retold.net, depth + 1)
 
     def _flow(self, key: Hashable, ends: bytes, net: int) -> Flow | None:
         if len(self._flows) >= FLOWS_KEPT:

@@ -1,5 +1,6 @@
 """Packets -> TCP segments: every shape gives the same segment, what gives none is counted. scapy writes the packets."""
 
+from collections.abc import Iterator
 from itertools import permutations
 
 import pytest
@@ -24,7 +25,7 @@ from scapy.packet import Raw
 from harness.model import UsageError
 from harness.traffic.capture.account import Account
 from harness.traffic.capture.dissect import HELD_BYTES, HELD_NS
-from harness.traffic.capture.packets import ACK, FLOWS_KEPT, SYN, Flow, Segment, Slicer, segments
+from harness.traffic.capture.packets import ACK, FLOWS_KEPT, SYN, Flow, Segment, segments
 from harness.traffic.capture.records import Packet
 
 SAID = b"POST /v1/chat/completions HTTP/1.1\r\n" + bytes(range(256)) * 3
@@ -176,13 +177,10 @@ def test_offloaded_frames_without_a_length() -> None:
 def test_what_the_snap_length_took_is_told(frame: Built) -> None:
     """Wherever a packet is cut, its payload and what is missing of it add up, or it cannot be read at all."""
     whole, account, read = bytes(frame), Account(), 0
-    slicer = Slicer(account)
-    for kept in range(len(whole)):
-        segment = slicer.segment(Packet(0, 1, whole[:kept], len(whole)))
-        if segment is not None:
-            read += 1
-            assert SAID.startswith(segment.payload)
-            assert len(segment.payload) + segment.cut == len(SAID)
+    for segment in segments([Packet(0, 1, whole[:kept], len(whole)) for kept in range(len(whole))], account):
+        read += 1
+        assert SAID.startswith(segment.payload)
+        assert len(segment.payload) + segment.cut == len(SAID)
     assert read == account.cut_packets >= len(SAID)
     assert read + account.unreadable + account.not_tcp == len(whole)
 
@@ -268,22 +266,25 @@ def test_a_datagram_that_never_becomes_whole_is_counted() -> None:
     assert not found
     assert account.fragments_held == account.fragments_lost == len(PIECES) - 1
     account = Account()
-    slicer = Slicer(account)
-    for piece in PIECES[1:]:
-        slicer.segment(Packet(0, 1, piece, len(piece)))
-    assert slicer.segment(Packet(HELD_NS + 1, 1, PIECES[0], len(PIECES[0]))) is None
-    assert account.fragments_lost == len(PIECES) - 1
+    moments_ns = [0] * (len(PIECES) - 1) + [HELD_NS + 1]
+    late = [Packet(at_ns, 1, piece, len(piece)) for at_ns, piece in zip(moments_ns, PIECES, strict=True)]
+    assert not list(segments(late, account))
+    assert account.fragments_lost == len(PIECES)
 
 
 def test_fragments_are_held_within_bounds() -> None:
     """A flood of first pieces pushes the oldest out; nothing grows without end."""
-    account, first = Account(), bytes(IP(**ENDS, proto=6, flags="MF") / Raw(bytes(8000)))
-    slicer = Slicer(account)
-    for name in range(4000):
-        piece = first[:4] + name.to_bytes(2, "big") + first[6:]
-        slicer.segment(Packet(name, 101, piece, len(piece)))
-    held = account.fragments_held - account.fragments_lost
-    assert 0 < held <= HELD_BYTES // 8000 + 1
+    account, first, most = Account(), bytes(IP(**ENDS, proto=6, flags="MF") / Raw(bytes(8000))), 0
+
+    def flood() -> Iterator[Packet]:
+        nonlocal most
+        for name in range(4000):
+            yield Packet(name, 101, first[:4] + name.to_bytes(2, "big") + first[6:], len(first))
+            most = max(most, account.fragments_held - account.fragments_lost)
+
+    assert not list(segments(flood(), account))
+    assert 0 < most <= HELD_BYTES // 8000 + 1
+    assert account.fragments_lost == 4000
 
 
 TUNNEL = bytes(OUTER / UDP(dport=4789) / VXLAN(vni=7, flags=8))[12:] + bytes(12)
@@ -299,13 +300,10 @@ def test_endless_nesting_ends(layer: bytes) -> None:
 
 def test_more_flows_than_are_kept() -> None:
     """Forgetting the flows it met changes nothing but its speed."""
-    account = Account()
-    slicer = Slicer(account)
-    frame = bytearray(bytes(ETHER / IP(**ENDS) / tcp(b"", options=[])))
-    for number in range(FLOWS_KEPT + 10):
-        frame[26:30] = number.to_bytes(4, "big")
-        segment = slicer.segment(Packet(0, 1, bytes(frame), len(frame)))
-        assert segment is not None and segment.flow.source == number.to_bytes(4, "big")
+    frame = bytes(ETHER / IP(**ENDS) / tcp(b"", options=[]))
+    sources = [number.to_bytes(4, "big") for number in range(FLOWS_KEPT + 10)]
+    seen = segments((Packet(0, 1, frame[:26] + each + frame[30:], len(frame)) for each in sources), Account())
+    assert [segment.flow.source for segment in seen] == sources
 
 
 STARTS = [
