@@ -110,7 +110,7 @@ def _records(timeline: Timeline) -> Finding:
 def _capture(timeline: Timeline) -> Finding:
     """A capture with holes is not that traffic: its import lost no more than the scenario allows."""
     told = timeline.replay
-    share, allowed = (float(told.get(key, math.nan)) for key in ("lost_share", "lost_at_most"))
+    share, allowed = (told[key] if told.get(key) is not None else math.nan for key in ("lost_share", "lost_at_most"))
     account = told.get("account", {})
     lost, seen = sum(account.get("incomplete", {}).values()), account.get("requests_seen", 0)
     of = f"{lost:,} of {seen:,} requests" if seen else f"{percent(round(share, 4))} of the requests"

@@ -26,8 +26,8 @@ KINDS = 20  # of one change
 SLICES = 12
 
 # What an answer was, as one number: an exact 4xx, a family (200, 300, 500), or one of these.
-NONE, ABORTED, BROKEN, OPEN = 0, -1, -2, -3
-_WORDS = {NONE: "none", ABORTED: "aborted", BROKEN: "broken", OPEN: "open"}
+NONE, ABORTED, BROKEN, UNKNOWN = 0, -1, -2, -3
+_WORDS = {NONE: "none", ABORTED: "aborted", BROKEN: "broken", UNKNOWN: "unknown"}
 _OF_THE_MOMENT = (408, 429)  # refusals that say more of the load than of the request
 
 
@@ -54,12 +54,13 @@ def captured_of(timeline: Timeline) -> Timeline:
 
 def answers(timeline: Timeline) -> np.ndarray:
     """What each request was answered with. `aborted` is a client that hung up as planned, `none` no answer at all,
-    `broken` a 2xx whose body was cut short or carried an error, `open` one that the end of the run cut off."""
+    `broken` a 2xx whose body was cut short or carried an error; `unknown` is what the end of the run, or a hole in
+    the capture, keeps from us."""
     seen = timeline.observations
     status = seen["status"].astype(np.int32)
     found = np.where(status // 100 == 4, status, status // 100 * 100)
     found[(found == 200) & ~np.isin(seen["outcome"], [Outcome.OK, Outcome.ACCEPTED_BUT_BAD])] = BROKEN
-    found[measures.never_ended(timeline)] = OPEN
+    found[measures.never_ended(timeline)] = UNKNOWN
     found[measures.hung_up_as_planned(timeline)] = ABORTED
     return np.asarray(found)
 
@@ -125,10 +126,10 @@ def _of_status(timeline: Timeline, mask: np.ndarray) -> dict[str, Change]:
     accepted = mask & (family_was == 2)
     refused = mask & (family_was == 4) & ~np.isin(captured.observations["status"], _OF_THE_MOMENT)
     failed = np.isin(now, [500, NONE, BROKEN]) & (now != was)
-    otherwise = (family_now != 2) & (now != was) & ~np.isin(now, [OPEN, ABORTED])
+    otherwise = (family_now != 2) & (now != was) & ~np.isin(now, [UNKNOWN, ABORTED])
 
     def change(among: np.ndarray, units: str, fault: str, differs: np.ndarray) -> Change:
-        unknown = among & (now == OPEN) & ~differs
+        unknown = among & (now == UNKNOWN) & ~differs
         return Change(f"requests {units} in the capture", fault, among, among & differs, unknown, was, now, answer_name)
 
     return {

@@ -49,8 +49,8 @@ def laid(lay: Lay, run_dir: Path, requests: list[dict[str, Any]], **story: Any) 
         ({"outcome": "TRUNCATED", "status": 200}, "broken"),
         ({"outcome": "ERROR_IN_STREAM", "status": 200}, "broken"),
         ({"outcome": "CANCELLED_BY_US", "status": 200, "give_up": 0.5}, "aborted"),
-        ({"outcome": "CANCELLED_BY_US", "status": 200}, "open"),
-        ({"outcome": "OPEN"}, "open"),
+        ({"outcome": "CANCELLED_BY_US", "status": 200}, "unknown"),
+        ({"outcome": "OPEN"}, "unknown"),
     ],
 )
 def test_the_class_of_an_answer(what: dict[str, Any], word: str, tmp_path: Path, lay: Lay) -> None:
