@@ -3,11 +3,14 @@ ENGINE ?= sim
 TARGET ?= local
 WORKERS ?= 1
 SCENARIOS ?= scenarios/load/business_mix.yaml
+REPLAYS ?= scenarios/replay/production_hour.yaml
+CAPTURE ?=
+RECORDING ?=
 PYTHON ?= python3
 export PYTHON
 harness := .venv/bin/harness
 
-.PHONY: setup vllm stage1 smoke test check bench up down clean
+.PHONY: setup vllm stage1 stage2 smoke test check bench up down clean
 
 setup:
 	@scripts/setup
@@ -20,6 +23,13 @@ engine := $(if $(filter vllm,$(ENGINE)),vllm,setup)
 # Stage 1: the business mix on the stack; ENGINE=vllm for the real one, TARGET=FILE for yours.
 stage1: $(engine)
 	@$(harness) run $(SCENARIOS) --stage 1 --target $(TARGET) --engine $(ENGINE) --workers $(WORKERS)
+
+# Stage 2: captured traffic sent again, and its answers compared. CAPTURE="one.pcap two.pcap" (and PORT=8000) imports
+# yours, RECORDING=FILE plays one that you have imported; with neither, the stack's own traffic is recorded first.
+recording := $(or $(RECORDING),.cache/recordings/$(ENGINE).jsonl)
+stage2: $(engine)
+	@$(if $(RECORDING),,scripts/record $(ENGINE) $(TARGET) $(recording) $(CAPTURE))
+	@$(harness) run $(REPLAYS) --recording $(recording) --stage 2 --target $(TARGET) --engine $(ENGINE) --workers $(WORKERS)
 
 smoke: $(engine)
 	@$(harness) run scenarios/smoke.yaml --target $(TARGET) --engine $(ENGINE)

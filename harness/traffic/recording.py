@@ -5,12 +5,15 @@ and scrubbed, each with its moment, its connection and what the stack answered t
 a HAR file, a trace of token counts), from here on it is the same. Nothing here reads a packet.
 """
 
+import contextlib
+import gzip
+import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
@@ -119,11 +122,15 @@ def read(path: Path) -> tuple[RecordingHeader, Iterator[Recorded]]:
     return header, exchanges()
 
 
-def _opened(path: Path) -> Any:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file, unpacked when its name ends in .gz."""
     try:
-        return open(path, "rb")
-    except OSError as error:
-        raise UsageError(f"the recording {path} cannot be read: {error.strerror}") from None
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            yield file
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"the recording {path} cannot be read: {why}") from None
 
 
 def _header(path: Path, line: bytes) -> RecordingHeader:

@@ -1,5 +1,6 @@
 """A recording is read back as it was written, and nothing else is taken for one."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,14 @@ def test_a_damaged_line_and_a_missing_one_are_told(tmp_path: Path) -> None:
         list(recording.read(path)[1])
     with pytest.raises(UsageError, match="cannot be read"):
         recording.read(tmp_path / "none.jsonl")
+
+
+def test_a_packed_recording_is_read_as_it_is(tmp_path: Path) -> None:
+    """A name that ends in .gz is unpacked; one that breaks off is told."""
+    plain, packed = tmp_path / "r.jsonl", tmp_path / "r.jsonl.gz"
+    recording.write(plain, HEADER, [BARE, FULL])
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert list(recording.read(packed)[1])[1] == FULL
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(recording.read(packed)[1])
