@@ -1,0 +1,318 @@
+"""Where one HTTP/1.1 message ends: its head and its body, read as the bytes come. Pure.
+
+A parser made for a server or a client repairs what is broken, or refuses it. This one keeps every byte as it was sent
+and names what is wrong. Where the framing itself is broken it does not guess: the message is `open_ended`, and whoever
+knows the connection says where it ends. Nothing here knows connections.
+"""
+
+import re
+from collections.abc import Callable
+
+HEAD_BYTES = 256 << 10
+MESSAGE_BYTES = 64 << 20  # a message that is larger is told of, and not kept
+_LINE_BYTES = 16 << 10  # of a chunk's size with its extensions, or of one trailer
+_CRLF = b"\r\n"
+
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_HEAD_END = re.compile(rb"\n\r?\n")
+_REQUEST_LINE = re.compile(rb"(%b) ([^\x00-\x20\x7f]+) HTTP/(\d\.\d)" % _TOKEN)
+_STATUS_LINE = re.compile(rb"HTTP/1\.\d (\d{3})(?: .*)?", re.DOTALL)
+_FIELD_NAME = re.compile(_TOKEN)
+_BAD_IN_VALUE = re.compile(rb"[\x00\r\n]")
+_LENGTH = re.compile(rb"[0-9]{1,18}")
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+_METHODS = rb"GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|CONNECT|TRACE"
+_STARTS_REQUEST = re.compile(rb"(?:%b) [^\x00-\x20\x7f]+ HTTP/1\.[01]\r?\n" % _METHODS)
+_STARTS_ANSWER = re.compile(rb"HTTP/1\.[01] \d{3}(?: [^\r\n]*)?\r?\n")
+
+Field = tuple[bytes, bytes]
+
+
+def starts_request(data: bytes | bytearray) -> bool:
+    """Whether bytes begin with a whole request line: what one looks for where the thread was lost.
+
+    Of a method that everybody knows, since the end of one might be taken for another.
+    """
+    return _STARTS_REQUEST.match(data) is not None
+
+
+def starts_answer(data: bytes) -> bool:
+    """Whether bytes begin with a whole status line."""
+    return _STARTS_ANSWER.match(data) is not None
+
+
+class Message:
+    """One message while its bytes come in.
+
+    `whole` says that its own framing ended it, `lost` why its bytes are not all here, `flaw` what is wrong with them as
+    they were sent. `pieces` are the moments and bytes of the body without its chunk framing.
+    """
+
+    __slots__ = (
+        "_held", "_kept", "_left", "_parts", "_read", "_size", "first_ns", "flaw", "headers", "last_ns", "lost",
+        "pieces", "whole",
+    )  # fmt: skip
+    _begins = b""  # what every message of its kind begins with
+    _ends_with_head = False  # where the head says nothing of a body: there is none, or it lasts until the close
+
+    def __init__(self, at_ns: int, lead: bytes = b"") -> None:
+        self.first_ns = self.last_ns = at_ns
+        self.headers: tuple[Field, ...] = ()
+        self.pieces: list[tuple[int, bytes]] = []
+        self.lost = self.flaw = ""
+        self.whole = False
+        self._parts = [lead] if lead else []
+        self._size = self._left = 0
+        self._kept = True
+        self._held = bytearray()  # of a head or a line that has not ended
+        self._read: Callable[[Message, int, bytes], bytes] = Message._read_head  # unbound: a bound one would be a cycle
+
+    def take(self, at_ns: int, data: bytes) -> bytes:
+        """Read on. Returns what comes after the message's end: b"" as long as it has not ended."""
+        rest = self._read(self, at_ns, data)
+        self.last_ns = at_ns
+        if self._kept:
+            self._parts.append(data[: len(data) - len(rest)] if rest else data)
+            self._size += len(data) - len(rest)
+            if self._size > MESSAGE_BYTES:
+                self._let_go()
+        if not self._kept:
+            self.pieces.clear()
+        return rest
+
+    @property
+    def raw(self) -> bytes:
+        return b"".join(self._parts)
+
+    @property
+    def opening(self) -> bytes:
+        """The first bytes of a head that has not ended, and nothing after that."""
+        return bytes(self._held[:16]) if self.in_head else b""
+
+    @property
+    def in_head(self) -> bool:
+        return self._read is Message._read_head
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether nothing in its bytes will say where it ends."""
+        return self._read is Message._read_on
+
+    def go_on(self, flaw: str) -> None:
+        """What follows belongs to this message too, though its framing does not say so."""
+        self.flaw, self.whole, self._read = self.flaw or flaw, False, Message._read_on
+        self._held.clear()
+
+    def _let_go(self) -> None:
+        self.lost, self._kept = "too large", False
+        self._parts.clear()
+
+    def _name(self, line: bytes) -> str:
+        """Take the first line for what the speaking side has there. Returns what is wrong with it."""
+        raise NotImplementedError
+
+    def _read_head(self, at_ns: int, data: bytes) -> bytes:
+        held, known = self._held, len(self._held)
+        held += data
+        if not self._begins.startswith(bytes(held[: len(self._begins)])):
+            self.go_on("bad_status_line")
+            return self._read_on(at_ns, data)
+        found = _HEAD_END.search(held, max(known - 2, 0))
+        if found is None:
+            if len(held) > HEAD_BYTES:
+                flaw = self._name(bytes(held).partition(b"\r\n")[0])
+                self._let_go()
+                self.go_on(flaw)
+            return b""
+        head, rest = bytes(held[: found.end()]), data[found.end() - known :]
+        held.clear()
+        self._open(head.split(b"\n")[:-1])
+        return self._read(self, at_ns, rest) if rest and not self.whole else rest
+
+    def _open(self, lines: list[bytes]) -> None:
+        """The head is read: say what it means, what is wrong with it, and how the body is to be read."""
+        bare = not all(line.endswith(b"\r") for line in lines)
+        first, *rest = (line.removesuffix(b"\r") for line in lines[:-1])
+        self.headers, flaw_of_fields = _fields(rest)
+        flaw_of_line, flaw_of_frame = self._name(first), self._frame()
+        self.flaw = flaw_of_line or flaw_of_frame or flaw_of_fields or ("bare_lf" if bare else "")
+
+    def _frame(self) -> str:
+        """Choose how the body is read by what the head says of its length. Returns what is wrong with that."""
+        codings = _values(self.headers, b"transfer-encoding")
+        lengths = _values(self.headers, b"content-length")
+        if codings:
+            chunked = codings[-1].lower() == b"chunked"
+            self._read = Message._read_chunks if chunked else Message._read_on
+            if not chunked or len(codings) != len({coding.lower() for coding in codings}):
+                return "bad_transfer_encoding"
+            return "length_with_chunked" if lengths else ""
+        if not lengths:
+            self._read, self.whole = Message._read_on, self._ends_with_head
+            return ""
+        if not all(map(_LENGTH.fullmatch, lengths)) or len(set(lengths)) > 1:
+            self._read = Message._read_on
+            return "conflicting_content_length" if len(set(lengths)) > 1 else "bad_content_length"
+        self._left, self._read = int(lengths[0]), Message._read_length
+        self.whole = self._left == 0
+        return "duplicate_content_length" if len(lengths) > 1 else ""
+
+    def _read_length(self, at_ns: int, data: bytes) -> bytes:
+        if len(data) < self._left:
+            self._left -= len(data)
+            self.pieces.append((at_ns, data))
+            return b""
+        piece, rest = data[: self._left], data[self._left :]
+        self.pieces.append((at_ns, piece))
+        self._left, self.whole = 0, True
+        return rest
+
+    def _read_on(self, at_ns: int, data: bytes) -> bytes:
+        self.pieces.append((at_ns, data))
+        return b""
+
+    def _read_chunks(self, at_ns: int, data: bytes) -> bytes:
+        """`_left` is what is still to come of a chunk, with the line end after it."""
+        held = self._held
+        if held:
+            data = bytes(held) + data
+            held.clear()
+        position, end, left = 0, len(data), self._left
+        while position < end:
+            if left > 2:
+                piece = data[position : position + left - 2]
+                self.pieces.append((at_ns, piece))
+                position += len(piece)
+                left -= len(piece)
+            elif left:
+                if end - position < 2 and data[position] == 13:
+                    break
+                if data[position : position + 2] != _CRLF:
+                    return self._broken(at_ns, data[position:])
+                position, left = position + 2, 0
+            else:
+                line = _CHUNK_SIZE.match(data, position)
+                if line is None:
+                    if end - position > _LINE_BYTES or data.find(b"\n", position) >= 0:
+                        return self._broken(at_ns, data[position:])
+                    break
+                size, position = int(line[1], 16), line.end()
+                if not size:
+                    self._read = Message._read_trailers
+                    return self._read_trailers(at_ns, data[position:]) if position < end else b""
+                stop = position + size
+                if data[stop : stop + 2] == _CRLF:  # as a rule the chunk is all here
+                    self.pieces.append((at_ns, data[position:stop]))
+                    position = stop + 2
+                else:
+                    left = size + 2
+        self._left = left
+        held += data[position:]
+        return b""
+
+    def _broken(self, at_ns: int, rest: bytes) -> bytes:
+        self.flaw, self._read = self.flaw or "bad_chunk", Message._read_on
+        return self._read_on(at_ns, rest)
+
+    def _read_trailers(self, at_ns: int, data: bytes) -> bytes:
+        """Lines up to an empty one; they stay in the raw bytes alone."""
+        data = bytes(self._held) + data
+        self._held.clear()
+        position = 0
+        while (line_end := data.find(b"\n", position)) >= 0:
+            line, position = data[position:line_end], line_end + 1
+            if line in (b"", b"\r"):
+                self.whole = True
+                return data[position:]
+        if len(data) - position > _LINE_BYTES:
+            return self._broken(at_ns, data[position:])
+        self._held += data[position:]
+        return b""
+
+
+class Request(Message):
+    """`method` and `target` as the request line has them; empty as long as there is none."""
+
+    __slots__ = ("method", "target")
+    _ends_with_head = True
+
+    def __init__(self, at_ns: int, lead: bytes = b"") -> None:
+        super().__init__(at_ns, lead)
+        self.method = self.target = ""
+
+    @property
+    def looks_like_http(self) -> bool:
+        """Whether its first line is a request line, once that is here."""
+        if self.in_head:
+            return b"\n" in self._held and starts_request(self._held)
+        return self.method != "" and self.flaw != "bad_request_line"
+
+    def _name(self, line: bytes) -> str:
+        found = _REQUEST_LINE.fullmatch(line)
+        words = found.groups() if found else line.split()
+        method, target, version, *_ = (*words, b"", b"", b"")
+        self.method, self.target = method.decode("latin-1"), target.decode("latin-1")
+        return "bad_request_line" if not found else "" if version in (b"1.0", b"1.1") else "bad_version"
+
+    def _frame(self) -> str:
+        hosts = sum(name.lower() == b"host" for name, _ in self.headers)
+        return super()._frame() or ("" if hosts == 1 else "duplicate_host" if hosts else "no_host")
+
+
+class Answer(Message):
+    """`status` is 0 until the head is read, and for what is no answer. `asked` is the method of its request."""
+
+    __slots__ = ("asked", "status")
+    _begins = b"HTTP/1."
+
+    def __init__(self, at_ns: int, asked: str) -> None:
+        super().__init__(at_ns)
+        self.asked, self.status = asked, 0
+
+    @property
+    def is_interim(self) -> bool:
+        return 100 <= self.status < 200 and self.status != 101
+
+    @property
+    def upgrades_to(self) -> str:
+        """The protocol that the connection goes on with after this answer; "" when that is HTTP/1.1."""
+        if self.status == 101:
+            return b",".join(_values(self.headers, b"upgrade")).decode("latin-1") or "unknown"
+        return "tunnel" if self.asked == "CONNECT" and 200 <= self.status < 300 else ""
+
+    def _name(self, line: bytes) -> str:
+        found = _STATUS_LINE.fullmatch(line)
+        self.status = int(found[1]) if found else 0
+        return "" if found else "bad_status_line"
+
+    def _frame(self) -> str:
+        self.whole = (
+            0 < self.status < 200 or self.status in (204, 304) or self.asked == "HEAD" or self.upgrades_to != ""
+        )
+        return "" if self.whole else super()._frame()
+
+
+def _fields(lines: list[bytes]) -> tuple[tuple[Field, ...], str]:
+    """The header fields, names as they were sent, and what is wrong with the first that is not as it should be."""
+    fields: list[Field] = []
+    flaws = []
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if line[:1] in (b" ", b"\t"):
+            flaws.append("obs_fold")
+            if fields:
+                fields[-1] = (fields[-1][0], b" ".join((fields[-1][1], line.strip())))
+        elif not colon:
+            flaws.append("header_without_colon")
+        else:
+            fields.append((name.strip(), value.strip()))
+            if not _FIELD_NAME.fullmatch(name):
+                flaws.append("bad_header_name")
+            elif _BAD_IN_VALUE.search(value):
+                flaws.append("bad_header_value")
+    return tuple(fields), flaws[0] if flaws else ""
+
+
+def _values(fields: tuple[Field, ...], name: bytes) -> list[bytes]:
+    """All members of all lists under one name (in lower case)."""
+    return [member.strip() for key, value in fields if key.lower() == name for member in value.split(b",")]
