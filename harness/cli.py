@@ -14,7 +14,7 @@ import orjson
 import typer
 from rich.console import Console
 
-from harness import evidence, run, scenario
+from harness import evidence, record, run, scenario
 from harness.model import EXIT_CODE, EXIT_INTERRUPTED, EXIT_USAGE, Judgement, UsageError, Verdict
 from harness.report import github, markdown, text
 from harness.report.panel import LivePanel
@@ -22,6 +22,7 @@ from harness.targets import base, local
 from harness.traffic import importing
 from harness.traffic import plan as plans
 from harness.traffic.capture import filters, tcpdump
+from harness.traffic.recording import RecordingHeader
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="The release gate for LLM serving."
@@ -49,10 +50,19 @@ def run_command(
     stage: Annotated[int, typer.Option(help="Write one verdict over all runs to runs/latest-stageN.")] = 0,
     web_port: Annotated[int | None, typer.Option(help="Show the traffic in locust's web UI on this port.")] = None,
     master_port: Annotated[int | None, typer.Option(help="Let workers on other machines join on this port.")] = None,
+    recording: Annotated[Path | None, typer.Option(help="Played instead of the one that the scenario names.")] = None,
 ) -> None:
     """Plan, run, judge and report."""
     order = run.Order(
-        tuple(files), target, engine, workers, seed, stage=stage, web_port=web_port, master_port=master_port
+        tuple(files),
+        target,
+        engine,
+        workers,
+        seed,
+        stage=stage,
+        web_port=web_port,
+        master_port=master_port,
+        recording=recording,
     )
     run_dir, verdict = run.run(order, LivePanel, _tell_run)
     if stage and len(files) > 1:
@@ -112,7 +122,22 @@ def import_command(
     """Turn captured traffic into a recording that can be replayed: scrubbed, and with an account of what was lost."""
     kept = filters.read(method, path, status, size, client, from_time, until, sample)
     choices = importing.choices(port, keep_secrets, kept, session_header, scrub_field)
-    header = importing.import_from(source, captures, out, choices)
+    _tell_import(out, importing.import_from(source, captures, out, choices))
+
+
+@app.command("record")
+def record_command(
+    file: ScenarioFile,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where the recording goes.")],
+    target: TargetOption = "local",
+    engine: EngineOption = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Instead of the scenario's own seed.")] = None,
+) -> None:
+    """Play a scenario while tcpdump listens, and import what it saw: the baseline of a build in good health."""
+    _tell_import(out, record.record(run.Order((file,), target, engine, seed=seed), out, LivePanel, _tell_run))
+
+
+def _tell_import(out: Path, header: RecordingHeader) -> None:
     for what, told in importing.told(header):
         print(f"{what:36}{told}")
     print(f"\n{out} holds {header.requests} requests")

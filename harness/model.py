@@ -53,7 +53,7 @@ class Finish(IntEnum):
 
     @staticmethod
     def of(reason: str) -> "Finish":
-        return Finish[reason.upper()] if reason.upper() in Finish.__members__ else Finish.OTHER if reason else Finish.UNSAID
+        return Finish.__members__.get(reason.upper(), Finish.OTHER) if reason else Finish.UNSAID
 
 
 class Tag(IntFlag):

@@ -59,6 +59,7 @@ class Order:
     stage: int = 0
     web_port: int | None = None
     master_port: int | None = None
+    recording: Path | None = None
 
 
 def run(
@@ -69,7 +70,7 @@ def run(
     A local stack that this call brought up is taken down again. The first interrupted run is the last. Raises
     UsageError before anything is sent, KeyboardInterrupt when the user interrupted before there was a run.
     """
-    loaded = [_loaded(path, order.seed) for path in order.scenarios]
+    loaded = [_loaded(path, order) for path in order.scenarios]
     target = base.load(order.target, order.engine)
     done: list[tuple[Path, Verdict]] = []
     with _Signals() as signals, evidence.only_run(order.runs):
@@ -87,9 +88,9 @@ def run(
     return done[-1][0], evidence.worst([verdict for _, verdict in done])
 
 
-def _loaded(path: Path, seed: int | None) -> Scenario:
-    scenario = scenarios.load(path)
-    return scenario if seed is None else replace(scenario, seed=seed)
+def _loaded(path: Path, order: Order) -> Scenario:
+    scenario = scenarios.load(path, recording=order.recording)
+    return scenario if order.seed is None else replace(scenario, seed=order.seed)
 
 
 @contextlib.contextmanager

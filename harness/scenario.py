@@ -6,7 +6,7 @@ at all, a gate that nothing in the traffic or nothing in the target's configurat
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -74,14 +74,19 @@ class Scenario:
         return self.on_inconclusive == "extend"
 
 
-def load(path: Path, to_plan: bool = True) -> Scenario:
+def load(path: Path, to_plan: bool = True, recording: Path | None = None) -> Scenario:
     """Read a scenario. Raises UsageError, with `file:line`, on the first thing that is wrong with it.
 
     Without `to_plan` it is read to judge a run that is over: the files its plan was made from need not be here.
+    `recording` is played instead of the one that the scenario names.
     """
     written = document.read(path)
     file: ReplayFile | ScenarioFile
     file = written.parse(ReplayFile) if _replays(written.value) else written.parse(ScenarioFile)
+    if recording and not isinstance(file.traffic, Replay):
+        raise UsageError("this scenario plays no recording", written.where(("traffic",)))
+    if recording and isinstance(file, ReplayFile):
+        file = replace(file, traffic=replace(file.traffic, replay=recording))
     gates = tuple(
         Gate(id=next(iter(key)), line=written.lines["gates", k, next(iter(key))], spec=each)
         for k, (key, each) in enumerate(zip(written.value["gates"], file.gates, strict=True))

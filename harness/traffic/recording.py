@@ -7,13 +7,14 @@ a HAR file, a trace of token counts), from here on it is the same. Nothing here 
 
 import contextlib
 import gzip
+import math
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import orjson
 
@@ -27,8 +28,8 @@ VERSION = 1
 class Answered:
     """What became of a request when it was captured; moments in seconds from the request's first byte.
 
-    `status` is 0 when no answer was seen; `whole` is False for an answer that was cut short. `lost` says why the capture
-    has not all of it, or cannot tell: such an answer says nothing of the stack. `shape` is `answers.shape_sum`.
+    `status` is 0 when no answer was seen; `whole` is False for an answer that was cut short. `lost` says why the
+    capture has not all of it, or cannot tell: such an answer says nothing of the stack. `shape` is `answers.shape_sum`.
     """
 
     status: int = 0
@@ -52,8 +53,8 @@ class Recorded:
 
     `at_s` is its first byte, in seconds from the recording's first request; `lead_s` how long before that its
     connection was opened for it (None: it was open already, or nobody knows). `connection` and `turn` say where it
-    stood; `session` names the conversation it belongs to, if anything told. `raw` are its bytes, head and body, scrubbed;
-    `flaw` says what is wrong with them as HTTP or JSON. `give_up_s` and `half_close_s` are the client closing, counted
+    stood; `session` names the conversation it belongs to, if anything told. `raw` are its bytes, head and body,
+    scrubbed; `flaw` says what is wrong with them as HTTP or JSON. `give_up_s` and `half_close_s` are the client closing, counted
     from `at_s`.
     """
 
@@ -126,8 +127,8 @@ def read(path: Path) -> tuple[RecordingHeader, Iterator[Recorded]]:
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """The file, unpacked when its name ends in .gz."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            yield file
+        with open(path, "rb") as file:
+            yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
         raise UsageError(f"the recording {path} cannot be read: {why}") from None
@@ -156,7 +157,7 @@ def _filled(value: Any) -> dict[str, Any]:
     filled = {}
     for each in fields(value):
         held = getattr(value, each.name)
-        if held == held and held != each.default and held != {}:
+        if held not in (each.default, {}) and not (isinstance(held, float) and math.isnan(held)):
             filled[each.name] = held
     return filled
 

@@ -46,7 +46,7 @@ def told(url: str, out: Path, seconds: float | None) -> list[str]:
     tcpdump = shlex.join(command(url, out))
     lines = [f"timeout --signal=INT {seconds:g} {tcpdump}" if seconds else tcpdump]
     lines.append(
-        "# run it as root where the traffic can be seen; for hours, add `-C 1000 -W 40 -Z root`: 40 files of 1 GB in turn"
+        "# run it as root where the traffic can be seen; for hours, add `-C 1000 -W 40 -Z root`: 40 GB in turn"
     )
     if url.startswith("https://"):
         lines.append("# the target speaks TLS: capture where its traffic is plain, such as behind the gateway")
