@@ -15,7 +15,7 @@ def test_the_record_and_the_array_agree() -> None:
     """What the writer packs and what the reader maps have the same size and the same fields in the same order."""
     assert logs._RECORD.size == RECORD.itemsize
     assert RECORD.names == (*Observation._fields[:-1], "gaps")
-    values = (1, *(float(k) for k in range(6)), 7, 8, 9, 10, 11, 12, 13.0, 14.0, 15)
+    values = (1, *(float(k) for k in range(6)), 7, 8, 9, 10, 11, 12, 13.0, 14.0, 15, 16, 17)
     packed = np.frombuffer(logs._RECORD.pack(*values), dtype=RECORD)
     assert packed[0].item() == values
 
