@@ -16,7 +16,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
+
+from pydantic import StringConstraints
 
 from harness import provenance
 from harness.document import Place
@@ -41,6 +43,8 @@ OTHER = "other"  # the class of requests to any path but these
 BUSY = (408, 429)  # refusals that are about the moment, not about the request
 MOST_MODELS = 20  # told in the facts; the name "" counts requests for an answer whose model cannot be read, or changed
 
+PathBeginning = Annotated[str, StringConstraints(pattern=r"^/[!-~]*$")]
+
 
 def class_of(path: str) -> str:
     """The endpoint class of a request, by the ending of its path."""
@@ -56,7 +60,7 @@ class Rewrite:
     """
 
     model: str = ""
-    path: dict[str, str] = field(default_factory=dict)
+    path: dict[PathBeginning, PathBeginning] = field(default_factory=dict)
 
 
 class Held(NamedTuple):
@@ -220,6 +224,9 @@ class Replay:
         """What the judge, the player and a reader must know of the recording and of how it is played."""
         models = source.models.most_common()
         model = self.rewrite.model or next((name for name, _ in models if name), "")
+        if self.rewrite.model and not source.models[self.rewrite.model]:
+            named = ", ".join(name for name, _ in models[:MOST_MODELS] if name) or "none"
+            raise UsageError(f"no request of {self.replay} names the model {model}; they name: {named}")
         return {
             "recording": str(self.replay),
             "recording_sha256": provenance.sha256(self.replay),

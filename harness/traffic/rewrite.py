@@ -61,7 +61,8 @@ class Rewrites:
         for old, new in sorted(self.paths.items(), key=lambda pair: -len(pair[0])):
             rest = parts[1].removeprefix(old.encode())
             if rest != parts[1] and (old.endswith("/") or rest[:1] in (b"", b"/", b"?")):
-                return b" ".join((parts[0], new.encode() + rest, parts[2]))
+                new_end = new.removesuffix("/") if rest.startswith(b"/") else new
+                return b" ".join((parts[0], new_end.encode() + rest, parts[2]))
         return line
 
 

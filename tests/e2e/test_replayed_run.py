@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from running import harness, run_dir_of, url_target, verdict
 
-from harness import timeline
+from harness import plan_file, timeline
 from harness.model import Finish, Outcome
 from harness.traffic import recording
 from harness.traffic.recording import Answered, Recorded, RecordingHeader
@@ -71,6 +71,8 @@ def test_a_replay_is_played_and_judged(tmp_path: Path, engine: tuple[str, int]) 
     assert seen.captured is not None
     assert set(seen.observations["outcome"]) == {Outcome.OK, Outcome.REJECTED_AS_EXPECTED}, done.stdout
     assert (seen.observations["status"] == seen.captured.observations["status"]).all()
+    groups = [request.group for request in plan_file.read(run_dir / "plan.jsonl")[1]]
+    assert [group % 2 for group in groups if group is not None] == seen.observations["worker"].tolist()
     assert verdict(run_dir)["verdict"] == "PASS", done.stdout
     (tmp_path / "recording.jsonl").unlink()
     assert harness("verify", str(run_dir), cwd=tmp_path).returncode == 0

@@ -257,6 +257,8 @@ def test_most_requests_name_the_model_that_the_targets_takes_the_place_of(made: 
     assert (told["rewrite"]["model"], told["models"]) == ("b", {"b": 2, "a": 1, "": 1})
     named = made(*exchanges, rewrite={"model": "a", "path": {"/v1": "/v2"}}).header.facts["replay"]
     assert named["rewrite"] == {"model": "a", "path": {"/v1": "/v2"}}
+    with pytest.raises(UsageError, match="names the model c; they name: b, a"):
+        made(*exchanges, rewrite={"model": "c"})
 
 
 def test_a_source_of_token_counts_gets_prompts_of_that_length(
@@ -304,6 +306,7 @@ gates:
         ("speed: 1x", "sped: 1x", "mine.yaml:5: unknown key `sped` in `traffic`; did you mean `speed`?"),
         ("speed: 1x", "arrivals: {}", "mine.yaml:5: unknown key `arrivals` in `traffic`; there are: replay, order"),
         ("order: open", "order: closed", "mine.yaml:4: `traffic.order`: input should be 'open', 'connection' or"),
+        ("speed: 1x", "rewrite: {path: {v1: /v2}}", "mine.yaml:5: `traffic.rewrite.path.v1`: string should match"),
         ("speed: 1x", "loop: 0", "mine.yaml:5: `traffic.loop`: input should be greater than or equal to 1"),
         ("speed: 1x", "from: 9s", "mine.yaml:3: nothing of recording.jsonl is played: its last request is 1 s"),
         ("speed: 1x", "from: 3s\n  until: 2s", "`traffic`: `until` is not after `from`"),

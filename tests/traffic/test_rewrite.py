@@ -16,7 +16,7 @@ OURS = Rewrites(
     host="127.0.0.1:8080",
     headers={"authorization": "Bearer ours", "x-tenant": "gate"},
     model=("captured-70b", "tiny"),
-    paths={"/api": "", "/api/v2": "/v1"},
+    paths={"/api": "/", "/api/v2": "/v1", "/a/": "/b/"},
 )
 BODY = '{"messages":[{"role":"user","content":"\\"model\\": {łódź}"}], "model" : "captured-70b","stream":true}'.encode()
 
@@ -48,7 +48,9 @@ def test_four_things_change_and_nothing_else() -> None:
     [
         (b"/api/v1/models", b"/v1/models"),
         (b"/api/v2/models", b"/v1/models"),  # the longest beginning wins
-        (b"/api?x", b"?x"),
+        (b"/api?x", b"/?x"),
+        (b"/api", b"/"),
+        (b"/a/c", b"/b/c"),
         (b"/apix/models", b"/apix/models"),  # a beginning ends at a slash
         (b"/v1/api", b"/v1/api"),
     ],
