@@ -141,6 +141,8 @@ def _of_recording(replay: Replay, gates: tuple[Gate, ...], on_inconclusive: str)
                 yield place, f"{gate.id}: {replay.replay} has no request of class `{name}`; there are: {there}"
         if isinstance(gate.spec, Rejections) and not held.refused:
             yield place, f"{gate.id} judges nothing: no request of {replay.replay} was refused"
+        if isinstance(gate.spec, SameAnswers | LatencyAgainstCapture) and not held.answered:
+            yield place, f"{gate.id} compares with captured answers, and {replay.replay} holds times and lengths only"
 
 
 def refuse_impossible(scenario: Scenario, target: Target, serving: Mapping[str, Any]) -> None:

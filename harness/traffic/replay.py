@@ -64,9 +64,10 @@ class Rewrite:
 
 
 class Held(NamedTuple):
-    """What the played part of a recording holds: the classes of its requests, and whether any has to be refused."""
+    """What the played part of a recording holds: the classes of its requests, answers to them, refusals among these."""
 
     classes: tuple[str, ...]
+    answered: bool
     refused: bool
 
 
@@ -122,9 +123,11 @@ class Replay:
 
     def look(self) -> Held:
         """Read the recording once for what it holds. Raises UsageError when it cannot be played."""
-        found = {(class_of(one.path), _refused(one)) for one in self.exchanges()[1]}
-        classes = {name for name, _ in found}
-        return Held(tuple(name for name in self.classes if name in classes), any(refused for _, refused in found))
+        header, exchanges = self.exchanges()
+        found = {(class_of(one.path), _refused(one)) for one in exchanges}
+        classes, answered = {name for name, _ in found}, not header.timing_only
+        refused = answered and any(refused for _, refused in found)
+        return Held(tuple(name for name in self.classes if name in classes), answered, refused)
 
     def exchanges(self) -> tuple[RecordingHeader, Iterator[Recorded]]:
         """The account of the recording, and the part of it that is played, as it is read.

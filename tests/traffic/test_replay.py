@@ -340,6 +340,20 @@ def test_a_finished_replay_is_judged_without_its_recording(tmp_path: Path) -> No
     assert len(scenario.load(path, to_plan=False).gates) == 2
 
 
+def test_a_source_without_answers_is_compared_with_nothing(tmp_path: Path) -> None:
+    """Said before the run, with the gate's line."""
+    traffic = replay(tmp_path, [recorded(0.0, raw=b"", answer=Answered())], {"timing_only": True})
+    path = tmp_path / "mine.yaml"
+    path.write_text(SCENARIO.replace("recording.jsonl", str(traffic.replay)).replace("success: {at_least: 99%}", GATE))
+    with pytest.raises(
+        UsageError, match=r"mine\.yaml:7: same_answers compares with captured answers, and .* holds times"
+    ):
+        scenario.load(path)
+
+
+GATE = "same_answers: {rejected_then_accepted: 0}"
+
+
 @pytest.mark.parametrize(
     ("exchanges", "settings", "said"),
     [
@@ -359,8 +373,9 @@ def test_a_recording_that_cannot_be_played_is_refused(
 def test_refused_requests_may_be_gated(tmp_path: Path) -> None:
     """The look finds the classes of the part that is played, and whether any was refused."""
     exchanges = [recorded(0.0), recorded(1.0, answer=answered(413)), recorded(2.0, path="/v1/embeddings")]
-    assert replay(tmp_path, exchanges).look() == (("completions", "embeddings"), True)
-    assert replay(tmp_path, exchanges, until="1s").look() == (("completions",), False)
+    assert replay(tmp_path, exchanges).look() == (("completions", "embeddings"), True, True)
+    assert replay(tmp_path, exchanges, until="1s").look() == (("completions",), True, False)
+    assert replay(tmp_path, exchanges, {"timing_only": True}).look()[1:] == (False, False)
 
 
 def test_a_request_survives_its_line(made: Any) -> None:
