@@ -140,7 +140,7 @@ def record_command(
 def _tell_import(out: Path, header: RecordingHeader) -> None:
     for what, told in importing.told(header):
         print(f"{what:36}{told}")
-    print(f"\n{out} holds {header.requests} requests")
+    print(f"\n{out} can be replayed: `traffic: {{replay: {out}}}` in a scenario")
 
 
 @app.command()

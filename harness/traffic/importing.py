@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.model import UsageError
 from harness.traffic import recording
-from harness.traffic.capture import flows, messages, packets, personal, records
+from harness.traffic.capture import diagnosis, flows, messages, packets, personal, records
 from harness.traffic.capture.account import Account
 from harness.traffic.capture.exchanges import SESSION_HEADERS, Reader
 from harness.traffic.capture.filters import Filters
@@ -30,10 +30,6 @@ from harness.traffic.recording import Recorded, RecordingHeader
 
 _OPENING_PACKETS = 64  # the salt is made of them: nobody without the capture can try addresses against a name
 _TRIED_PACKETS = 200_000  # read again to tell which ports carry HTTP, when the given ones do not
-_AGAIN = "; capture again with `tcpdump -s 0`, as `harness capture` prints it"
-_UNLOCK = (
-    "decrypt it first (`editcap --inject-secrets tls,KEYLOG IN OUT`, then tshark), or capture behind what ends TLS"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,39 +259,11 @@ def _refuse_target(paths: Iterable[Path], out: Path) -> None:
 
 def _refusal(account: Account, tally: _Tally, paths: Sequence[Path], ports: frozenset[int]) -> str:
     """Why nothing of a capture can be replayed and compared; "" when something can."""
-    seen = account.requests_seen
     if tally.kept and account.answers_seen:
         return ""
-    if not seen:
-        return _no_requests(account, paths, ports)
-    if not account.answers_seen:
-        return f"{seen} requests and not one answer: the capture holds one direction only{_AGAIN}"
-    if account.cut_packets and not tally.kept and tally.lost:
-        return f"the snap length cut {account.cut_packets} of {account.packets} packets, and each request with them{_AGAIN}"
-    if tally.filtered == seen:
-        return f"the filters left nothing of its {seen} requests"
-    reasons = ", ".join(f"{count} {reason}" for reason, count in tally.lost.most_common())
-    return (
-        f"not one of its {seen} requests is whole ({reasons}): capture from before the traffic until after it{_AGAIN}"
-    )
-
-
-def _no_requests(account: Account, paths: Sequence[Path], ports: frozenset[int]) -> str:
-    if account.tls and not account.http:
-        return f"{account.tls} connections of TLS and none of plain HTTP: {_UNLOCK}"
-    if account.http2 and not account.http:
-        return f"{account.http2} connections of HTTP/2, which is not read: capture where the servers speak HTTP/1.1"
-    if account.answers_seen:
-        return f"{account.answers_seen} answers and no request: the capture holds one direction only{_AGAIN}"
-    if account.cut_packets:
-        return f"the snap length cut {account.cut_packets} of {account.packets} packets, and no request is left{_AGAIN}"
-    asked = ", ".join(map(str, sorted(ports)))
-    if ports and (others := _ports_with_http(paths)):
-        return f"no HTTP on port {asked}, but on {', '.join(map(str, others))}: give that as --port, or none"
-    return (
-        f"no HTTP request{f' on port {asked}' if asked else ''} in {account.packets} packets, {account.segments} of them "
-        "of TCP: was it the right interface, and the right port?"
-    )
+    if account.requests_seen:
+        return diagnosis.why_none_kept(account, tally.lost, tally.filtered)
+    return diagnosis.why_no_requests(account, sorted(ports), lambda: _ports_with_http(paths))
 
 
 def _ports_with_http(paths: Sequence[Path]) -> list[int]:
@@ -308,25 +276,40 @@ def _ports_with_http(paths: Sequence[Path]) -> list[int]:
     return [port for port, _ in account.ports.most_common(5)]
 
 
+_TOLD = {
+    "packets": "packets",
+    "dropped": "packets dropped by the kernel",
+    "cut_packets": "packets cut by the snap length",
+    "connections": "connections",
+    "tls": "connections of TLS, not read",
+    "http2": "connections of HTTP/2, not read",
+    "not_http": "connections of something else",
+    "gaps": "gaps in what they said",
+    "requests_seen": "requests seen",
+    "filtered": "left out by the filters",
+    "aborted": "given up by the client",
+    "unanswered": "without an answer",
+    "unread_answers": "answers that could not be decoded",
+}
+
+
 def told(header: RecordingHeader) -> Iterator[tuple[str, str]]:
     """The account in a few lines, each with what it is about."""
     account = header.account
-    yield "requests", f"{header.requests} on {header.connections} connections over {header.lasts_s:.1f} s"
-    for name, what in (
-        ("packets", "packets"), ("connections", "connections"), ("tls", "of TLS, not read"),
-        ("http2", "of HTTP/2, not read"), ("not_http", "not HTTP"), ("upgraded", "went on with another protocol"),
-        ("requests_seen", "requests seen"), ("filtered", "left out by the filters"), ("unanswered", "without an answer"),
-        ("aborted", "given up by the client"), ("gaps", "gaps in streams"), ("dropped", "packets dropped by the kernel"),
-        ("cut_packets", "packets cut by the snap length"), ("unread_answers", "answers that could not be decoded"),
-    ):  # fmt: skip
+    for name, what in _TOLD.items():
         if count := account.get(name):
             yield what, str(count)
     for damage in account.get("damage", ()):
         yield "damage", damage
     if header.scrubbed:
-        yield "scrubbed", ", ".join(f"{count} {kind}" for kind, count in header.scrubbed.items())
+        yield "scrubbed", _counted(header.scrubbed)
+    answers = {why: count for why, count in account.get("answers_lost", {}).items() if why != "closed"}
+    if answers:  # closed ones are whole as far as anybody saw
+        yield "answers not captured whole", _counted(answers)
     if lost := account.get("lost"):
-        reasons = ", ".join(f"{count} {reason}" for reason, count in lost.items())
-        yield "lost", f"{sum(lost.values())} requests, {header.lost_share:.2%}: {reasons}"
-    elif not header.timing_only:
-        yield "lost", "no request"
+        yield "requests lost", f"{header.lost_share:.2%}: {_counted(lost)}"
+    yield "requests kept", f"{header.requests} on {header.connections} connections over {header.lasts_s:.1f} s"
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in counts.items())

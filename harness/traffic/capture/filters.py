@@ -34,19 +34,16 @@ class Filters:
 
     def keeps(self, one: Recorded) -> bool:
         """Whether a request, not yet scrubbed, goes into the recording."""
-        if self.methods and one.method not in self.methods:
-            return False
-        if self.paths and not any(fnmatchcase(one.path, glob) for glob in self.paths):
-            return False
-        if self.statuses and not self._keeps_status(one.answer.status):
-            return False
-        if self.size_bytes and not self.size_bytes[0] <= len(one.raw) <= self.size_bytes[1]:
-            return False
-        if self.clients and not _is_among(one.client, self.clients):
-            return False
-        if not (self.from_s or float("-inf")) <= one.at_s < (self.until_s or float("inf")):
-            return False
-        return self.sample >= 1 or _share(one) < self.sample
+        return (
+            (not self.methods or one.method in self.methods)
+            and (not self.paths or any(fnmatchcase(one.path, glob) for glob in self.paths))
+            and (not self.statuses or self._keeps_status(one.answer.status))
+            and (not self.size_bytes or self.size_bytes[0] <= len(one.raw) <= self.size_bytes[1])
+            and (not self.clients or _is_among(one.client, self.clients))
+            and (self.from_s is None or self.from_s <= one.at_s)
+            and (self.until_s is None or one.at_s < self.until_s)
+            and (self.sample >= 1 or _share(one) < self.sample)
+        )
 
     def _keeps_status(self, status: int) -> bool:
         return expects(self.statuses, status) if status else "none" in self.statuses

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from urllib.parse import quote_from_bytes
 
 from harness.traffic.capture import personal
@@ -67,7 +68,7 @@ class Scrubber:
         self._members = _members((*SECRET_FIELDS, *fields), NAME_FIELDS)
 
     def recorded(self, one: Recorded) -> tuple[Recorded, Counter[str]]:
-        """The request with nothing in it that should not be written, and what was found by kind. Raises Unscrubbable."""
+        """The request with nothing in it that may not be written, and what was found by kind. Raises Unscrubbable."""
         raw, counts = self.request(one.raw)
         session = self.name(one.session.encode()).decode() if one.session else ""
         client = self.name(one.client.encode()).decode() if one.client else ""
@@ -102,12 +103,12 @@ class Scrubber:
         for kind, start, end in self._values(lines):
             value = lines[start:end]
             scrubbed[start:end] = found = self._value(kind, value, secrets, counts)
-            if kind:
+            if kind not in ("", "framing"):
                 counts[kind] += found != value
         return bytes(scrubbed)
 
     def _values(self, lines: bytes) -> Iterator[tuple[str, int, int]]:
-        """What kind of header each line is of, and where its value stands: all of it, in a line that goes on with one."""
+        """What kind of header each line is of, and where its value is: all of it, in a line that goes on with one."""
         before = ""
         for line in _LINE.finditer(lines):
             kind = "names" if line[2].lower() in self._names else _kind(line[2])
@@ -129,8 +130,8 @@ class Scrubber:
         return frozenset(found | {quote_from_bytes(secret, safe="").encode() for secret in found})
 
     def _value(self, kind: str, value: bytes, secrets: frozenset[bytes], counts: Counter[str]) -> bytes:
-        if kind == "framing":
-            return value
+        if kind == "framing":  # its numbers and its words say how long the body is
+            return personal.masked(value, counts, numbers=False)
         if kind == "headers":
             return _hidden(value)
         if kind == "addresses":
@@ -187,6 +188,7 @@ def _members(secret: Iterable[str], person: Iterable[str]) -> re.Pattern[bytes]:
     )
 
 
+@lru_cache(maxsize=4096)
 def _kind(name: bytes) -> str:
     return next((kind for kind, names in _KINDS if names.fullmatch(name)), "")
 

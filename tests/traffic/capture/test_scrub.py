@@ -217,7 +217,7 @@ def test_any_bytes_keep_their_length_and_their_lines(raw: bytes) -> None:
     """Whatever was sent, and a second time nothing is left to do to the text that has a form."""
     scrubbed = scrub(b"POST /v1/x HTTP/1.1\r\n" + raw)
     assert scrubbed.startswith(b"POST /v1/x HTTP/1.1\r\n")
-    assert b"john@mail.example.org" not in scrubbed or b"Content-Encoding" in raw
+    assert b"john@mail.example.org" not in scrubbed
 
 
 @settings(max_examples=100, deadline=None)
