@@ -24,8 +24,8 @@ from benchmarks.goals import MET, NOT_MET, NOT_RUN, Goal
 from benchmarks.peers import CACHE, HERE, ROOT, why_absent
 from benchmarks.tables import table
 from harness.traffic import recording
-from tests.traffic.capture import framing
-from tests.traffic.capture.framing import SERVER_PORT
+from tests.traffic.capture import links
+from tests.traffic.capture.links import SERVER_PORT
 from tests.traffic.capture.material import base, write_pcap
 
 FOLDER = ROOT / ".cache" / "bench" / "imports"
@@ -92,8 +92,16 @@ READERS = (
     Reader("tcpflow", 1.0, "streams to files, no HTTP", _tcpflow, _debian("tcpflow")),
     Reader("dpkt dissect", 0.25, "headers, no streams", _library("dpkt", "dpkt-dissect"), lambda: why_absent("dpkt")),
     Reader("tshark", 0.25, "requests, heads only", _tshark, _debian("tshark")),
-    Reader("scapy dissect", 0.02, "headers, no streams", _library("scapy", "scapy-dissect"), lambda: why_absent("scapy")),
-    Reader("scapy TCPSession", 0.02, "requests and answers", _library("scapy", "scapy-session"), lambda: why_absent("scapy")),
+    Reader(
+        "scapy dissect", 0.02, "headers, no streams", _library("scapy", "scapy-dissect"), lambda: why_absent("scapy")
+    ),
+    Reader(
+        "scapy TCPSession",
+        0.02,
+        "requests and answers",
+        _library("scapy", "scapy-session"),
+        lambda: why_absent("scapy"),
+    ),
     Reader(OURS_HALF, 0.5, "exchanges, with all times", _harness),
 )
 LEAST = {"tshark": 10, "scapy TCPSession": 80, "dpkt dissect": 4, "tcpflow": 1 / 3}
@@ -108,7 +116,7 @@ def captures(mb: float) -> dict[float, tuple[Path, int]]:
         made[share] = (path, write_pcap(path, mb * share))
     one = [packet for packet in base().packets if packet.connection == 19]
     start = FOLDER / "start.pcap"
-    start.write_bytes(framing.pcap(framing.frames(one, framing.ethernet), framing.ETHERNET))
+    start.write_bytes(links.pcap(links.frames(one, links.ethernet), links.ETHERNET))
     return made | {0.0: (start, 10)}
 
 
@@ -187,7 +195,10 @@ def told(costs: Sequence[Cost], absent: dict[str, str], goals: Sequence[Goal]) -
         if not runs:
             rows.append((reader.name, reader.does, absent.get(reader.name, NOT_RUN), *("",) * 5))
             continue
-        middle = [median(getattr(run, each) for run in runs) for each in ("mb", "cpu_s", "start_cpu_s", "cpu_s_per_mb", "peak_mb")]
+        middle = [
+            median(getattr(run, each) for run in runs)
+            for each in ("mb", "cpu_s", "start_cpu_s", "cpu_s_per_mb", "peak_mb")
+        ]
         mb, cpu_s, start_s, per_mb, peak_mb = middle
         found = ratios(costs, reader.name)
         figures = (f"{mb:.1f}", f"{cpu_s:.2f}", f"{start_s:.2f}", f"{1 / per_mb:.1f}", f"{peak_mb:.0f}")

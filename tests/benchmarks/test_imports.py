@@ -32,10 +32,14 @@ def test_the_start_counts_for_nobody() -> None:
 
 @pytest.mark.parametrize(("ours_s", "outcome"), [(2.0, MET), (3.0, NOT_MET)])
 def test_a_ratio_decides(ours_s: float, outcome: str) -> None:
-    assert {goal.text: goal.outcome for goal in judged(costs(ours_s), ABSENT)}["dpkt dissect's CPU per MB / ours >= 4"] == outcome
+    assert {goal.text: goal.outcome for goal in judged(costs(ours_s), ABSENT)}[
+        "dpkt dissect's CPU per MB / ours >= 4"
+    ] == outcome
 
 
-@pytest.mark.parametrize(("peak_mb", "outcomes"), [(60.0, [MET, MET]), (90.0, [MET, NOT_MET]), (110.0, [NOT_MET, NOT_MET])])
+@pytest.mark.parametrize(
+    ("peak_mb", "outcomes"), [(60.0, [MET, MET]), (90.0, [MET, NOT_MET]), (110.0, [NOT_MET, NOT_MET])]
+)
 def test_memory_decides(peak_mb: float, outcomes: list[str]) -> None:
     """Its height, and what a file twice as large adds."""
     assert [goal.outcome for goal in judged(costs(peak_mb=peak_mb), ABSENT)[-2:]] == outcomes
@@ -54,7 +58,9 @@ def test_a_run_is_metered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """CPU and memory are the command's own, whatever the bench itself holds; a failure is an error."""
     monkeypatch.setattr(imports, "FOLDER", tmp_path)
     ballast = bytearray(200 << 20)
-    busy = Reader("busy", 1.0, "", lambda capture, folder: [sys.executable, "-c", "sum(range(10**7)); b = b'x' * (50 << 20)"])
+    busy = Reader(
+        "busy", 1.0, "", lambda capture, folder: [sys.executable, "-c", "sum(range(10**7)); b = b'x' * (50 << 20)"]
+    )
     cpu_s, peak_mb = imports.ran(busy, tmp_path)
     assert cpu_s > 0.01
     assert 50 < peak_mb < 150 < len(ballast) / 1e6

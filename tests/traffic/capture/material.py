@@ -2,7 +2,7 @@
 
 Sizes, shapes and moments are those of LLM traffic: prompts of 0.5 to 60 kB, most answers streamed an event a segment,
 keep-alive connections, and what goes wrong in production: broken JSON, missing keys, early answers, clients that give
-up. Only standard Python: nothing of the importer, which this is to try, and no library that it could share an error with.
+up. Only standard Python: it shares no code, and so no error, with the importer that it is to try.
 """
 
 import json
@@ -11,11 +11,11 @@ import struct
 import sys
 import zlib
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
-from tests.traffic.capture import framing
-from tests.traffic.capture.framing import ACK, FIN, PSH, RST, SYN, Tcp
+from tests.traffic.capture import links
+from tests.traffic.capture.links import ACK, FIN, PSH, RST, SYN, Tcp
 
 SECOND_NS = 1_000_000_000
 START_NS = 1_790_000_000 * SECOND_NS
@@ -24,7 +24,16 @@ EACH = 10  # requests of a connection
 CONNECTIONS = 20
 
 # The last request of the first connections ends them; all others close in peace after their tenth.
-ENDINGS = ("reset", "gave_up", "too_large", "too_large_goes_on", "two_lengths", "bad_chunk", "short_body", "until_close")
+ENDINGS = (
+    "reset",
+    "gave_up",
+    "too_large",
+    "too_large_goes_on",
+    "two_lengths",
+    "bad_chunk",
+    "short_body",
+    "until_close",
+)
 RARE = (
     *("chunked",) * 4,
     *("expect", "bad_json", "zipped", "head") * 2,
@@ -51,6 +60,7 @@ class Message:
 class Truth:
     """One request and its answer as they were said. `whole` is False for an answer that the client did not wait for."""
 
+    name: str
     connection: int
     turn: int
     kind: str
@@ -86,7 +96,9 @@ class Talk:
         self.next[from_client] += len(payload) + bool(flags & (SYN | FIN))
 
     def wait(self, low_ms: float, high_ms: float) -> None:
-        self.now_ns += round(1000 * self.rng.uniform(low_ms, high_ms)) * 1000  # whole microseconds: every format holds them
+        self.now_ns += (
+            round(1000 * self.rng.uniform(low_ms, high_ms)) * 1000
+        )  # whole microseconds: every format holds them
 
     def open(self) -> None:
         self.next = {True: self.rng.getrandbits(31), False: self.rng.getrandbits(31)}
@@ -111,7 +123,9 @@ class Talk:
                 self.wait(0.004, 0.012)
         return start, self.next[from_client], first_ns, last_ns
 
-    def message(self, from_client: bool, pieces: list[tuple[bytes, bytes]], waits_ms: tuple[float, float] = (0, 0)) -> Message:
+    def message(
+        self, from_client: bool, pieces: list[tuple[bytes, bytes]], waits_ms: tuple[float, float] = (0, 0)
+    ) -> Message:
         """Say a message in pieces of (bytes as sent, what of the body is in them), each a write of its own."""
         spans, moments = [], []
         for sent, body in pieces:
@@ -207,7 +221,7 @@ class Speaker:
         """A body in chunks of odd sizes, one of them with an extension, and a trailer after the last."""
         body = _prompt(self.rng)
         cuts = [*range(0, len(body), 977), len(body)]
-        parts = [body[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+        parts = [body[a:b] for a, b in pairwise(cuts)]
         pieces = [(b"%x;part=%d\r\n%b\r\n" % (len(part), at, part), part) for at, part in enumerate(parts)]
         head = self._head(b"POST", b"/v1/chat/completions", b"Transfer-Encoding: chunked\r\n")
         request = self.talk.message(True, [(head, b""), *pieces, (b"0\r\nx-sum: 1\r\n\r\n", b"")])
@@ -216,7 +230,9 @@ class Speaker:
 
     def expect(self) -> None:
         body = _prompt(self.rng)
-        head = self._head(b"POST", b"/v1/chat/completions", b"Expect: 100-continue\r\ncontent-length: %d\r\n" % len(body))
+        head = self._head(
+            b"POST", b"/v1/chat/completions", b"Expect: 100-continue\r\ncontent-length: %d\r\n" % len(body)
+        )
         asked = self.talk.message(True, [(head, b"")])
         self.talk.wait(1, 2)
         self.talk.say(False, b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -354,7 +370,9 @@ class Speaker:
         whole: bool = True,
     ) -> None:
         turn = len(self.truths)
-        self.truths.append(Truth(self.talk.number, turn, kind, method, target, request, status, answer, interim, whole))
+        name = f"{kind} {self.name}-{turn}"
+        truth = Truth(name, self.talk.number, turn, kind, method, target, request, status, answer, interim, whole)
+        self.truths.append(truth)
 
     def _head(self, method: bytes, target: bytes, fields: bytes, key: bool = True) -> bytes:
         name = f"{self.name}-{next(self._ids)}"
@@ -423,9 +441,12 @@ class Speaker:
         self._note(kind, request, status, answer)
 
 
-_WORDS = "the cache holds a block for every token that was seen and a request waits until enough of them are free".split()
+_WORDS = tuple(
+    "the cache holds a block for every token that was seen and a request waits until enough of them are free".split()  # noqa: SIM905
+)
 _BANK = [
-    " ".join(random.Random(number).choices(_WORDS, k=14)) + f", case {number} of 400 \u2192 caf\u00e9." for number in range(400)
+    " ".join(random.Random(number).choices(_WORDS, k=14)) + f", case {number} of 400 \u2192 caf\u00e9."
+    for number in range(400)
 ]
 
 
@@ -455,7 +476,7 @@ def _stored(data: bytes) -> bytes:
 
 
 def _event(rng: random.Random) -> bytes:
-    delta = f' {rng.choice(_WORDS)}'
+    delta = f" {rng.choice(_WORDS)}"
     return (
         b'data: {"id":"chatcmpl-6f1d","object":"chat.completion.chunk","created":1790000000,"model":"small",'
         b'"choices":[{"index":0,"delta":{"content":"%b"},"logprobs":null,"finish_reason":null}]}\n\n' % delta.encode()
@@ -465,7 +486,8 @@ def _event(rng: random.Random) -> bytes:
 def _usage(events: int) -> bytes:
     return (
         b'data: {"id":"chatcmpl-6f1d","object":"chat.completion.chunk","created":1790000000,"model":"small","choices":'
-        b'[{"index":0,"delta":{},"finish_reason":"length"}],"usage":{"prompt_tokens":900,"completion_tokens":%d}}\n\n' % events
+        b'[{"index":0,"delta":{},"finish_reason":"length"}],"usage":{"prompt_tokens":900,"completion_tokens":%d}}\n\n'
+        % events
     )
 
 
@@ -481,15 +503,15 @@ def write_pcap(path: Path, size_mb: float) -> int:
     """A capture of at least so many MB on Ethernet, written as it is made; returns how many requests are in it."""
     seed, requests, at_ns = 0, 0, START_NS
     with open(path, "wb") as file:
-        file.write(framing.pcap_header(framing.ETHERNET))
+        file.write(links.pcap_header(links.ETHERNET))
         while file.tell() < size_mb * 1e6:
             made = base(seed + 1, first=CONNECTIONS * seed, at_ns=at_ns)
-            captured = framing.frames(made.packets, framing.ethernet)
-            file.write(b"".join(framing.pcap_record(frame) for frame in captured))
+            captured = links.frames(made.packets, links.ethernet)
+            file.write(b"".join(links.pcap_record(frame) for frame in captured))
             seed, requests, at_ns = seed + 1, requests + len(made.truths), made.packets[-1].at_ns + SECOND_NS
     return requests
 
 
 if __name__ == "__main__":
-    captured = framing.frames(base().packets, framing.ethernet)
-    Path(sys.argv[1]).write_bytes(framing.squeezed(framing.pcap(captured, framing.ETHERNET)))
+    captured = links.frames(base().packets, links.ethernet)
+    Path(sys.argv[1]).write_bytes(links.squeezed(links.pcap(captured, links.ETHERNET)))

@@ -1,4 +1,4 @@
-"""What networks and captures do to packets: each function takes the segments of a capture and gives those of a worse one.
+"""What networks and captures do to packets: from the segments of a capture, those of a worse one.
 
 LOSSLESS ones leave every byte in, so every message can be had; LOSSY ones do not, and `recoverable` says which requests
 are still whole. All are seeded: the same packets in, the same out.
@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
-from tests.traffic.capture.framing import ACK, FIN, PSH, RST, SYN, Tcp
-from tests.traffic.capture.material import SECOND_NS, Truth, base
+from tests.traffic.capture.links import ACK, FIN, PSH, RST, SYN, Tcp
+from tests.traffic.capture.material import ENDINGS, SECOND_NS, Truth, base
 
 Packets = list[Tcp]
 Mutation = Callable[[Packets], Packets]
@@ -170,7 +170,7 @@ def without_handshakes(packets: Packets) -> Packets:
 
 def without_ends(packets: Packets) -> Packets:
     """No connection is seen to end, but where an end is what a request was cut short by."""
-    telling = {t.connection for t in base().truths if t.kind in ("reset", "gave_up", "short_body", "until_close")}
+    telling = {truth.connection for truth in base().truths if truth.kind in ENDINGS}
     return [p for p in packets if p.connection in telling or not p.flags & (FIN | RST)]
 
 
@@ -186,7 +186,12 @@ def with_strays(packets: Packets) -> Packets:
 
 def in_company(packets: Packets) -> Packets:
     """Connections that are not HTTP/1.1, among the others: TLS, HTTP/2, SSH, one that says nothing."""
-    greetings = (bytes.fromhex("16030100c8010000c4") + b"T" * 196, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"SSH-2.0-me\r\n", b"")
+    greetings = (
+        bytes.fromhex("16030100c8010000c4") + b"T" * 196,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"SSH-2.0-me\r\n",
+        b"",
+    )
     others = []
     for number, greeting in enumerate(greetings):
         at_ns, client = packets[0].at_ns + number * _MS, (77, 7_000 + number)

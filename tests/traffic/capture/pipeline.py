@@ -9,7 +9,7 @@ from harness.traffic.capture.flows import steps
 from harness.traffic.capture.messages import Exchange, exchanges
 from harness.traffic.capture.packets import segments
 from harness.traffic.capture.records import packets
-from tests.traffic.capture.framing import ETHERNET, Frame, Tcp, ethernet, frames, pcap
+from tests.traffic.capture.links import ETHERNET, Frame, Tcp, ethernet, frames, pcap
 from tests.traffic.capture.material import Truth
 
 BROKEN_FRAMING = ("two_lengths", "bad_chunk", "short_body")  # what their body is, nobody can say
@@ -55,7 +55,7 @@ def compared(told: list[Exchange], account: Account, truths: Iterable[Truth]) ->
 
 
 def _compare(result: Found, truth: Truth, exchange: Exchange) -> None:
-    name = f"{truth.kind} {truth.connection}/{truth.turn}"
+    name = truth.name
     said = (exchange.method, exchange.target)
     if said != (truth.method, truth.target):
         result.wrong.append(f"{name}: {said}")
@@ -63,10 +63,10 @@ def _compare(result: Found, truth: Truth, exchange: Exchange) -> None:
         result.wrong.append(f"{name}: body of {len(exchange.request.body)}, not {len(truth.request.body)} bytes")
     result.requests[name] = truth
     answer = exchange.answer
-    if answer is None or (answer.lost and truth.whole):
+    if answer is None or answer.lost != ("" if truth.whole else "closed"):
         return
-    if (exchange.status, answer.body, exchange.interim) != (truth.status, truth.answer.body, truth.interim):
-        result.wrong.append(f"{name}: answer {exchange.status} of {len(answer.body)} bytes, interim {exchange.interim}")
+    if (exchange.status, answer.body) != (truth.status, truth.answer.body):
+        result.wrong.append(f"{name}: answer {exchange.status} of {len(answer.body)} bytes")
     result.answers[name] = truth
 
 

@@ -1,4 +1,4 @@
-"""Whatever a file holds, importing it ends, in bounded memory, with an account or the user's error. It never crashes."""
+"""Whatever a file holds, importing it ends in bounded memory, with an account or the user's error; never a crash."""
 
 import signal
 import struct
@@ -14,22 +14,30 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.model import UsageError
-from tests.traffic.capture.framing import ETHERNET, FRAMINGS, frames, pcap, pcapng, squeezed
+from tests.traffic.capture.links import ETHERNET, FRAMINGS, frames, pcap, pcapng, squeezed
 from tests.traffic.capture.material import base
 from tests.traffic.capture.pipeline import adds_up, imported
 
 LIMIT_S = 60
 LIMIT_BYTES = 24 << 20  # a few read blocks and what the connections of a small file hold
 KINDS = ("ethernet", "sll2", "vlan", "vxlan", "gre", "extended6", "fragments", "fragments6", "options", "null6")
-HEADS = (*(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, link) for link in (0, 1, 101, 113, 276)), b"\x0a\x0d\x0d\x0a")
+HEADS = (
+    *(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, link) for link in (0, 1, 101, 113, 276)),
+    b"\x0a\x0d\x0d\x0a",
+)
 
 
 @cache
 def small(kind: str, pcapng_: bool) -> bytes:
-    """Two connections under some link layer, one of them with a client that gives up."""
-    packets = [packet for packet in base().packets if packet.connection in (1, 8)][:150]
+    """Parts of two connections under some link layer: a client that gives up, and one that pipelines."""
+    made = base().packets
+    packets = [p for p in made if p.connection == 1][-80:] + [p for p in made if p.connection == 8][:120]
     link, shape = FRAMINGS[kind]
-    return pcapng(frames(packets, shape), link) if pcapng_ else pcap(frames(packets, shape), ETHERNET if link == 1 else link)
+    return (
+        pcapng(frames(packets, shape), link)
+        if pcapng_
+        else pcap(frames(packets, shape), ETHERNET if link == 1 else link)
+    )
 
 
 captures = st.builds(small, st.sampled_from(KINDS), st.booleans())

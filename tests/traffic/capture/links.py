@@ -1,7 +1,7 @@
-"""TCP segments as bytes: under every link layer and tunnel, in every capture format. Written from the formats' texts alone.
+"""TCP segments as bytes: under every link layer and tunnel, in every capture format.
 
-It shares nothing with the importer that it is to try, and does without any library. Checksums are right. A sequence
-number is unbounded in a `Tcp` and wraps here.
+Written from the formats' own texts: it shares nothing with the importer that it is to try, and needs no library.
+Checksums are right. A sequence number is unbounded in a `Tcp` and wraps here.
 """
 
 import gzip
@@ -77,8 +77,10 @@ def _hosts(packet: Tcp) -> tuple[int, int]:
     return (packet.client[0], SERVER) if packet.from_client else (SERVER, packet.client[0])
 
 
-def _ipv4_header(length: int, protocol: int, addresses: bytes, name: int = 0, part: int = 0x4000, options: bytes = b"") -> bytes:
-    """`part`: the fragment's flags and offset. What is too long for the length field has 0 in it, as offloaded frames have."""
+def _ipv4_header(
+    length: int, protocol: int, addresses: bytes, name: int = 0, part: int = 0x4000, options: bytes = b""
+) -> bytes:
+    """`part` is the fragment's flags and offset. A length that is too long for its field is 0, as offload leaves it."""
     first = 0x45 + len(options) // 4
     total = length + 20 + len(options) if length <= 0xFFFF - 20 - len(options) else 0
     head = struct.pack(">BBHHHBB", first, 0, total, name, part, 64, protocol)
@@ -215,7 +217,9 @@ def _fragments6(packet: Tcp) -> list[bytes]:
     framed = []
     for at, part in parts:
         fragment = struct.pack(">BBHI", 6, 0, at | (0 if at == last else 1), name) + part
-        framed.append(_ethernet(0x86DD, struct.pack(">IHBB", 0x60000000, len(fragment), 44, 64) + whole[8:40] + fragment))
+        framed.append(
+            _ethernet(0x86DD, struct.pack(">IHBB", 0x60000000, len(fragment), 44, 64) + whole[8:40] + fragment)
+        )
     return framed
 
 
@@ -252,7 +256,10 @@ def pcap_header(link: int, order: str = "<", nanoseconds: bool = False) -> bytes
 
 def pcap_record(frame: Frame, order: str = "<", nanoseconds: bool = False) -> bytes:
     second, rest = divmod(frame.at_ns, 1_000_000_000)
-    return struct.pack(order + "IIII", second, rest if nanoseconds else rest // 1000, len(frame.data), frame.length) + frame.data
+    return (
+        struct.pack(order + "IIII", second, rest if nanoseconds else rest // 1000, len(frame.data), frame.length)
+        + frame.data
+    )
 
 
 def pcap(captured: Iterable[Frame], link: int, order: str = "<", nanoseconds: bool = False) -> bytes:
