@@ -316,7 +316,7 @@ STARTS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     link=st.sampled_from([1, 113, 276, 0, 108, 101]),
     frames=st.lists(

@@ -222,7 +222,7 @@ def test_blocks_that_make_no_sense_end_a_pcapng_capture(tmp_path: Path, tail: by
     assert account.damaged_files == 1 and len(account.damage) == 1
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     start=st.sampled_from([*map(pcap, ([b"one"], [])), section() + interface() + enhanced(b"one", 1), section(">")]),
     rest=st.binary(max_size=400),
