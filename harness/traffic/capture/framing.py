@@ -25,6 +25,8 @@ _METHODS = rb"GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|CONNECT|TRACE"
 _STARTS_REQUEST = re.compile(rb"(?:%b) [^\x00-\x20\x7f]+ HTTP/1\.[01]\r?\n" % _METHODS)
 _STARTS_ANSWER = re.compile(rb"HTTP/1\.[01] \d{3}(?: [^\r\n]*)?\r?\n")
 
+_ANSWER = b"HTTP/1."
+
 Field = tuple[bytes, bytes]
 
 
@@ -39,6 +41,11 @@ def starts_request(data: bytes | bytearray) -> bool:
 def starts_answer(data: bytes) -> bool:
     """Whether bytes begin with a whole status line."""
     return _STARTS_ANSWER.match(data) is not None
+
+
+def may_start_answer(data: bytes) -> bool:
+    """Whether bytes begin as a status line does, as far as they go."""
+    return _ANSWER.startswith(data[: len(_ANSWER)])
 
 
 class Message:
@@ -249,8 +256,8 @@ class Request(Message):
 
     def _name(self, line: bytes) -> str:
         found = _REQUEST_LINE.fullmatch(line)
-        words = found.groups() if found else line.split()
-        method, target, version, *_ = (*words, b"", b"", b"")
+        words: list[bytes] = list(found.groups()) if found else line.split()
+        method, target, version, *_ = *words, b"", b"", b""
         self.method, self.target = method.decode("latin-1"), target.decode("latin-1")
         return "bad_request_line" if not found else "" if version in (b"1.0", b"1.1") else "bad_version"
 
@@ -263,7 +270,7 @@ class Answer(Message):
     """`status` is 0 until the head is read, and for what is no answer. `asked` is the method of its request."""
 
     __slots__ = ("asked", "status")
-    _begins = b"HTTP/1."
+    _begins = _ANSWER
 
     def __init__(self, at_ns: int, asked: str) -> None:
         super().__init__(at_ns)

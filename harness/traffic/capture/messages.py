@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from harness.traffic.capture.account import Account
 from harness.traffic.capture.flows import Kind, Step
-from harness.traffic.capture.framing import Answer, Message, Request, starts_answer, starts_request
+from harness.traffic.capture.framing import Answer, Message, Request, may_start_answer, starts_answer, starts_request
 from harness.traffic.capture.packets import Flow
 
 UNANSWERED_AT_ONCE = 64  # requests that wait on one connection; beyond that their answers are not in the capture
@@ -317,7 +317,8 @@ class Splitter:
         while data:
             answer = self._answer
             if answer is None:
-                if (self._seeks_answer or self._doubt) and not starts_answer(data):
+                self._seeks_answer = self._seeks_answer or (self._doubt and not may_start_answer(data))
+                if self._seeks_answer and not starts_answer(data):
                     self._account.skipped_bytes += len(data)
                     return
                 self._seeks_answer = False
