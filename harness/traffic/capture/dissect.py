@@ -2,8 +2,8 @@
 
 Whatever comes out is sliced by `packets` like any other, so that ports, lengths and cuts are judged in one place. What
 a few bytes of arithmetic cannot peel (IP options, IPv6 extension headers, GRE, IP in IP) goes through scapy, once per
-packet and only as far as the TCP header: that costs some two hundred times the fast path. Checksums are not looked at, for a
-host captures its own packets before its network card fills them in.
+packet and only as far as the TCP header: that costs some two hundred times the fast path. Checksums are not looked at,
+for a host captures its own packets before its network card fills them in.
 """
 
 from collections.abc import Hashable
