@@ -128,6 +128,10 @@ class _Side:
     def is_behind(self) -> bool:
         return self.acked > self.next
 
+    @property
+    def is_calm(self) -> bool:
+        return not (self.held or self.finished or self.acked > self.next or self.isn is None)
+
 
 class _Connection:
     """Both sides; the first is the client's if a SYN told, else the one that was seen first."""
@@ -303,9 +307,9 @@ class Reassembler:
         side = self._side_of(segment)
         if side is None:
             return
-        side.last_ns = segment.at_ns
         ack = self._hear(side.peer, segment)
         self._take(side, segment, ack)
+        side.last_ns = segment.at_ns
         self._settle(side.connection, segment.at_ns)
         if side.held_bytes > self._limits.side_bytes:
             self._settle(side.connection, _FOREVER)
@@ -347,12 +351,15 @@ class Reassembler:
             self._cut_up(side, begin, segment, ack)
 
     def _is_probe(self, side: _Side, begin: int, size: int, at_ns: int) -> bool:
-        """A keep-alive probe: no byte or one without meaning, just before the next; the next that is known to the other
-        side, when the capture has lost what came before and nothing has filled that for long."""
+        """A keep-alive probe: no byte or one without meaning, just before the next one.
+
+        Where the capture has lost bytes, the next one is known to the other side only, and silence tells a probe from
+        a late packet.
+        """
         if size > 1:
             return False
-        late = side.is_behind and at_ns - side.behind_ns >= self._patience_ns
-        return begin + 1 == side.next or (size == 1 and late and begin + 1 <= side.acked)
+        silent = at_ns - side.connection.last_ns >= self._patience_ns
+        return begin + 1 == side.next or (size == 1 and silent and begin + 1 <= side.acked)
 
     def _went_astray(self, side: _Side, seq: int, segment: Segment) -> bool:
         """Whether a segment far from its stream is where the stream now is: only if it follows on another such segment.
@@ -392,6 +399,9 @@ class Reassembler:
         if side.finished and piece.begin >= side.next:
             self._account.far += 1
             return
+        if piece.begin >= side.next and (not side.held or piece.begin >= side.held[-1].end):
+            self._hold(side, piece)
+            return
         size = 0
         for begin, end in list(_missing(side.held, max(piece.begin, side.next), piece.end)):
             data = piece.data[begin - piece.begin : end - piece.begin]
@@ -412,20 +422,21 @@ class Reassembler:
 
     def _settle(self, connection: _Connection, now_ns: int) -> None:
         """Tell all whose turn it is: first what waits for nothing, then what has waited long enough at `now_ns`."""
-        sides = connection.sides
-        while any(self._move(side, moment_ns) for moment_ns in (_NEVER, now_ns) for side in sides if side.held):
+        first, second = connection.sides
+        move = self._move
+        while move(first, _NEVER) or move(second, _NEVER) or move(first, now_ns) or move(second, now_ns):
             pass
-        first, second = sides
         if first.held or second.held:
             self._waiting[connection] = None
         else:
             self._waiting.pop(connection, None)
-        calm = not any(side.held or side.finished or side.is_behind or side.isn is None for side in sides)
-        for side in sides:
-            side.smooth = calm and side.started
+        calm = first.is_calm and second.is_calm
+        first.smooth, second.smooth = calm and first.started, calm and second.started
 
     def _move(self, side: _Side, now_ns: int) -> bool:
-        """Tell the first held piece of a side, or give up what it waits for; False when it must wait on."""
+        """Tell the first held piece of a side, or give up what it waits for; False if it must wait or there is none."""
+        if not side.held:
+            return False
         piece = side.held[0]
         behind, until, longest_ns = side, piece.begin, self._hold_ns
         if piece.begin <= side.next:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.traffic.capture.account import Account
@@ -106,7 +106,6 @@ def witnessed(draw: st.DrawFn, segments: Sequence[Segment], spread_ms: int) -> l
 
 
 @given(st.data())
-@settings(max_examples=300)
 def test_any_segmentation_order_and_duplication_gives_the_conversation(data: st.DataObject) -> None:
     """Both sides' bytes, over the wrap too, and each answer after the request it acknowledges; nothing is missing."""
     said, segments = data.draw(conversations())
@@ -118,7 +117,6 @@ def test_any_segmentation_order_and_duplication_gives_the_conversation(data: st.
 
 
 @given(st.data())
-@settings(max_examples=300)
 def test_loss_gives_gaps_and_every_other_byte(data: st.DataObject) -> None:
     """Of each side exactly the runs between the lost segments come out, whatever order the rest came in."""
     _, segments = data.draw(conversations())
@@ -474,7 +472,6 @@ WILD = st.builds(
 
 
 @given(st.lists(WILD, max_size=60))
-@settings(max_examples=500)
 def test_garbage_gives_well_formed_steps(segments: list[Segment]) -> None:
     """Any segments at all: each connection begins as it must, ends once, and nothing stays held."""
     account = Account()
