@@ -121,7 +121,7 @@ class Answer:
         try:
             value = orjson.loads(data)
             if self.shape is not None:
-                self.shape.update(members(value))
+                _add_members(self.shape, value)
             self._take(at_s, value)
         except (orjson.JSONDecodeError, AttributeError, TypeError):  # not JSON, or not of the API's shape
             self.malformed = True
@@ -182,16 +182,16 @@ def _has_content(choice: dict[str, Any]) -> bool:
     return any(map(delta.get, _TEXT_KEYS))
 
 
-def members(value: Any, path: str = "") -> Iterator[str]:
+def _add_members(shape: set[str], value: Any, path: str = "") -> None:
     """The path of every member of a JSON document with the kind of its value; items of a list are one member."""
     if isinstance(value, dict):
         for key, each in value.items():
-            yield from members(each, f"{path}.{key}" if path else str(key))
+            _add_members(shape, each, f"{path}.{key}" if path else key)
     elif isinstance(value, list):
         for each in value:
-            yield from members(each, f"{path}[]")
+            _add_members(shape, each, f"{path}[]")
     else:
-        yield f"{path}:{_KIND.get(type(value), 'null')}"
+        shape.add(f"{path}:{_KIND.get(type(value), 'null')}")
 
 
 def shape_sum(shape: set[str] | None) -> int:
@@ -199,9 +199,7 @@ def shape_sum(shape: set[str] | None) -> int:
     return zlib.crc32("\n".join(sorted(shape)).encode()) if shape else 0
 
 
-def read_stream(
-    pieces: Iterable[tuple[float, bytes]], ended_s: float = NEVER, shape: set[str] | None = None
-) -> Answer:
+def read_stream(pieces: Iterable[tuple[float, bytes]], ended_s: float = NEVER, shape: set[str] | None = None) -> Answer:
     """Read the body of a streamed answer. What follows [DONE] is not looked at."""
     answer, stream, said = Answer(shape), EventStream(), False
     for at_s, name, data in _events(stream, pieces, ended_s):
@@ -222,5 +220,3 @@ def _events(stream: EventStream, pieces: Iterable[tuple[float, bytes]], ended_s:
     for at_s, piece in pieces:
         yield from stream.feed(at_s, piece)
     yield from stream.close(at_s)
-
-

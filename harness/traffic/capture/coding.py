@@ -47,10 +47,7 @@ def _decoder(coding: str) -> Decode:
     if coding == "deflate":
         return _Zlib(zlib.MAX_WBITS)
     if coding in ("br", "zstd"):
-        try:
-            return _brotli() if coding == "br" else _zstd()
-        except ImportError as error:
-            raise Undecodable(f"{coding} needs the package {error.name}") from None
+        return _brotli() if coding == "br" else _zstd()
     raise Undecodable(f"the coding {coding[:20]} is not known")
 
 
