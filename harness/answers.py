@@ -17,7 +17,7 @@ from harness.model import NEVER
 _BOM = b"\xef\xbb\xbf"
 _FAILED = ("abort", "error")  # reasons to finish that no user asked for
 _RESPONSE_ENDS = {"completed": True, "incomplete": True, "failed": False, "cancelled": False}  # and which are served
-_KIND = {str: "text", int: "number", float: "number", bool: "yes or no"}
+_KIND = {str: "text", int: "number", float: "number", bool: "yes or no", type(None): "null"}
 _TEXT_KEYS = ("text", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
 
 
@@ -184,14 +184,18 @@ def _has_content(choice: dict[str, Any]) -> bool:
 
 def _add_members(shape: set[str], value: Any, path: str = "") -> None:
     """The path of every member of a JSON document with the kind of its value; items of a list are one member."""
-    if isinstance(value, dict):
-        for key, each in value.items():
-            _add_members(shape, each, f"{path}.{key}" if path else key)
+    if kind := _KIND.get(type(value)):
+        shape.add(f"{path}:{kind}")
     elif isinstance(value, list):
         for each in value:
             _add_members(shape, each, f"{path}[]")
     else:
-        shape.add(f"{path}:{_KIND.get(type(value), 'null')}")
+        before = f"{path}." if path else ""
+        for key, each in value.items():
+            if kind := _KIND.get(type(each)):  # most are: no call for each, there are ten of them in an event
+                shape.add(f"{before}{key}:{kind}")
+            else:
+                _add_members(shape, each, before + key)
 
 
 def shape_sum(shape: set[str] | None) -> int:

@@ -103,7 +103,7 @@ _FORMS = (
 
 # Header values are many and short, and one look tells that there is nothing. In a long text hints are found one by one.
 _SHORT_BYTES = 200
-_HINT = re.compile(b"|".join([*map(re.escape, {hint for form in _FORMS for hint in form.hints}), rb"[0-9]{2}"]))
+_HINT = re.compile(b"|".join(map(re.escape, sorted({hint for form in _FORMS for hint in form.hints}))))
 
 
 def _is_iban(text: bytes) -> bool:
@@ -114,9 +114,9 @@ def _is_iban(text: bytes) -> bool:
 
 def masked(text: bytes, counts: Counter[str], numbers: bool = True) -> bytes:
     """The text with fillers; what was found is added to `counts` by its kind. Without `numbers` these stay."""
-    if len(text) < _SHORT_BYTES and not _HINT.search(text):
-        return text
     numeric = numbers and _is_numeric(text)
+    if len(text) < _SHORT_BYTES and not numeric and not _HINT.search(text):
+        return text
     forms = [form for form in _FORMS if (any(hint in text for hint in form.hints) if form.hints else numeric)]
     if not forms:
         return text
