@@ -74,13 +74,14 @@ def exchanges(steps: Iterable[Step], account: Account, ports: frozenset[int] = f
     """
     splitters: dict[int, Splitter] = {}
     for step in steps:
-        splitter = splitters.get(step.connection)
+        _, connection, _, kind, _ = step
+        splitter = splitters.get(connection)
         if splitter is None:
-            splitter = splitters[step.connection] = Splitter(step.connection, account, ports)
+            splitter = splitters[connection] = Splitter(connection, account, ports)
         if found := splitter.feed(step):
             yield from found
-        if step.kind is Kind.OVER:
-            del splitters[step.connection]
+        if kind is Kind.OVER:
+            del splitters[connection]
 
 
 class _Turn:
@@ -143,7 +144,10 @@ class Splitter:
         """The exchanges that a step completes, often none. Raises nothing, whatever the bytes are."""
         at_ns, _, flow, kind, data = step
         if kind is _DATA:
-            self._hear(at_ns, flow, data)
+            if self._answer is not None and flow == self._server:  # as nearly all steps are
+                self._from_server(at_ns, data)
+            else:
+                self._hear(at_ns, flow, data)
         elif kind is Kind.OVER:
             self._end()
         elif kind is Kind.OPENED:
