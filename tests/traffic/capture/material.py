@@ -20,6 +20,7 @@ from tests.traffic.capture.links import ACK, FIN, PSH, RST, SYN, Tcp
 SECOND_NS = 1_000_000_000
 START_NS = 1_790_000_000 * SECOND_NS
 MSS = 1448
+LATEST_ACK_NS = 40_000_000
 EACH = 10  # requests of a connection
 CONNECTIONS = 20
 
@@ -88,17 +89,24 @@ class Talk:
     rng: random.Random
     packets: list[Tcp] = field(default_factory=list)
     next: dict[bool, int] = field(default_factory=dict)  # by whether it is the client's
+    speaker: bool = True  # who sent last; `unheard`: so many segments, which the other side has not acknowledged
+    unheard: int = 0
 
     def put(self, from_client: bool, flags: int, payload: bytes = b"") -> None:
         client = (1 + self.number % 250, 10_000 + self.number % 50_000)
         seq, ack = self.next[from_client], self.next[not from_client] if flags & ACK else 0
         self.packets.append(Tcp(self.now_ns, self.number, from_client, client, seq, ack, flags, payload))
         self.next[from_client] += len(payload) + bool(flags & (SYN | FIN))
+        self.unheard = self.unheard + 1 if payload and self.speaker is from_client else bool(payload)
+        self.speaker = from_client
 
     def wait(self, low_ms: float, high_ms: float) -> None:
-        self.now_ns += (
-            round(1000 * self.rng.uniform(low_ms, high_ms)) * 1000
-        )  # whole microseconds: every format holds them
+        """Time goes by, in whole microseconds, which every format holds; a late acknowledgement may fall due."""
+        left_ns = round(1000 * self.rng.uniform(low_ms, high_ms)) * 1000
+        if self.unheard and left_ns > LATEST_ACK_NS:
+            self.now_ns, left_ns = self.now_ns + LATEST_ACK_NS, left_ns - LATEST_ACK_NS
+            self.put(not self.speaker, ACK)
+        self.now_ns += left_ns
 
     def open(self) -> None:
         self.next = {True: self.rng.getrandbits(31), False: self.rng.getrandbits(31)}
@@ -109,16 +117,15 @@ class Talk:
         self.put(True, ACK)
 
     def say(self, from_client: bool, data: bytes) -> tuple[int, int, int, int]:
-        """Send in segments of at most MSS, acknowledged by twos; returns start, end, first and last moment."""
+        """Send in segments, every second one acknowledged. Returns start and end, first and last moment."""
         start = self.next[from_client]
         self.wait(0.02, 0.06)
         first_ns = last_ns = self.now_ns
-        for number, at in enumerate(range(0, len(data), MSS)):
+        for at in range(0, len(data), MSS):
             last_ns = self.now_ns
-            over = at + MSS >= len(data)
-            self.put(from_client, ACK | PSH if over else ACK, data[at : at + MSS])
+            self.put(from_client, ACK | PSH if at + MSS >= len(data) else ACK, data[at : at + MSS])
             self.wait(0.004, 0.012)
-            if over or number % 2:
+            if self.unheard == 2:
                 self.put(not from_client, ACK)
                 self.wait(0.004, 0.012)
         return start, self.next[from_client], first_ns, last_ns

@@ -67,7 +67,9 @@ def acknowledged_first(packets: Packets) -> Packets:
     pairs = [
         (a, b)
         for a, b in _neighbours(packets)
-        if packets[a].payload and packets[b].ack == packets[a].end and packets[b].from_client != packets[a].from_client
+        if packets[a].payload
+        and (packets[b].ack, packets[b].from_client) == (packets[a].end, not packets[a].from_client)
+        and packets[b].at_ns - packets[a].at_ns < _MS
     ]
     return _swapped(packets, pairs, 90)
 

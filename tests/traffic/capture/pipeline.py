@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from harness.traffic.capture.account import Account
@@ -10,7 +11,7 @@ from harness.traffic.capture.messages import Exchange, exchanges
 from harness.traffic.capture.packets import segments
 from harness.traffic.capture.records import packets
 from tests.traffic.capture.links import ETHERNET, Frame, Tcp, ethernet, frames, pcap
-from tests.traffic.capture.material import Truth
+from tests.traffic.capture.material import Material, Truth, base
 
 BROKEN_FRAMING = ("two_lengths", "bad_chunk", "short_body")  # what their body is, nobody can say
 
@@ -25,6 +26,12 @@ class Found:
     answers: dict[str, Truth] = field(default_factory=dict)
     paired: list[tuple[Truth, Exchange]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+
+
+@cache
+def material() -> Material:
+    """The base, made once for all tests of a process."""
+    return base()
 
 
 def imported(paths: Sequence[Path]) -> tuple[list[Exchange], Account]:

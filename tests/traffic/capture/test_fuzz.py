@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from harness.model import UsageError
 from tests.traffic.capture.links import ETHERNET, FRAMINGS, frames, pcap, pcapng, squeezed
-from tests.traffic.capture.material import base
-from tests.traffic.capture.pipeline import adds_up, imported
+from tests.traffic.capture.pipeline import adds_up, imported, material
 
 LIMIT_S = 60
 LIMIT_BYTES = 24 << 20  # a few read blocks and what the connections of a small file hold
@@ -30,7 +29,7 @@ HEADS = (
 @cache
 def small(kind: str, pcapng_: bool) -> bytes:
     """Parts of two connections under some link layer: a client that gives up, and one that pipelines."""
-    made = base().packets
+    made = material().packets
     packets = [p for p in made if p.connection == 1][-80:] + [p for p in made if p.connection == 8][:120]
     link, shape = FRAMINGS[kind]
     return (
@@ -79,7 +78,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz") / "capture"
 
 
-few = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
 @few
