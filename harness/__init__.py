@@ -23,7 +23,7 @@ The rooms, upper ones may import lower ones only:
     log         events, readings and observations as files; plan_file, the plan as one
     units       numbers with units, as a user writes them; headers, what may stand in a request's head
     provenance  where a run came from
-    parent      a child that does not outlive its parent
+    parent      a child that does not outlive its parent; processes, who a process is
     model       the nouns
 
 Words:
