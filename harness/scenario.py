@@ -6,7 +6,7 @@ at all, a gate that nothing in the traffic or nothing in the target's configurat
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,8 +22,9 @@ from harness.model import UsageError
 from harness.targets.base import Target
 from harness.traffic.plan import Traffic
 from harness.traffic.replay import Replay
-from harness.units import spec
+from harness.units import Duration, spec
 
+AROUND_FAULTS = ("before", "during", "after")  # the windows that the events of faults cut out of a run
 GREATEST_SEED = 2**63 - 1  # what JSON readers and 64-bit integers hold
 
 
@@ -34,11 +35,20 @@ def _some(gates: list[Any]) -> list[Any]:
 
 
 @spec
+class Planned:
+    """An experiment, a Chaos Toolkit document, and when it begins, in seconds from the run's origin."""
+
+    experiment: Path
+    at_s: Duration
+
+
+@spec
 class _File:
     """The keys that every scenario file has."""
 
     claim: str
     seed: Annotated[int, Field(ge=0, le=GREATEST_SEED)] = 0
+    chaos: list[Planned] = field(default_factory=list)
     gates: Annotated[list[Annotated[Any, OneOf(GATES)]], AfterValidator(_some)]
     on_inconclusive: Literal["", "fail", "warn", "extend"] = ""
 
@@ -67,6 +77,7 @@ class Scenario:
     traffic: Traffic | Replay
     gates: tuple[Gate, ...]
     on_inconclusive: str
+    chaos: tuple[Planned, ...] = ()
 
     @property
     def extendable(self) -> bool:
@@ -91,13 +102,13 @@ def load(path: Path, to_plan: bool = True, recording: Path | None = None) -> Sce
         Gate(id=next(iter(key)), line=written.lines["gates", k, next(iter(key))], spec=each)
         for k, (key, each) in enumerate(zip(written.value["gates"], file.gates, strict=True))
     )
-    complaints = chain(_of_traffic(file.traffic, to_plan), _of_gates(gates, file.traffic))
+    complaints = chain(_of_traffic(file.traffic, to_plan), _of_gates(gates, file), _of_chaos(file, to_plan))
     if isinstance(file.traffic, Replay) and to_plan:
         complaints = chain(complaints, _of_recording(file.traffic, gates, file.on_inconclusive))
     if wrong := next(complaints, None):
         place, complaint = wrong
         raise UsageError(complaint, written.where(place))
-    return Scenario(path, file.claim, file.seed, file.traffic, gates, file.on_inconclusive)
+    return Scenario(path, file.claim, file.seed, file.traffic, gates, file.on_inconclusive, tuple(file.chaos))
 
 
 def _replays(value: Any) -> bool:
@@ -113,10 +124,21 @@ def _of_traffic(traffic: Traffic | Replay, to_plan: bool) -> Iterator[tuple[Plac
             yield ("traffic", *place), f"there is no file {named}"
 
 
-def _of_gates(gates: tuple[Gate, ...], traffic: Traffic | Replay) -> Iterator[tuple[Place, str]]:
+def _of_chaos(file: ScenarioFile | ReplayFile, to_plan: bool) -> Iterator[tuple[Place, str]]:
+    if file.chaos and file.on_inconclusive == "extend":
+        yield ("on_inconclusive",), "a run with experiments is not extended: what broke the stack would not be repeated"
+    for k, planned in enumerate(file.chaos):
+        if to_plan and not planned.experiment.is_file():
+            yield ("chaos", k, "experiment"), f"there is no file {planned.experiment}"
+        if isinstance(file.traffic, Traffic) and planned.at_s >= file.traffic.windows[-1].end_s:
+            yield ("chaos", k, "at"), "the experiment begins when the traffic is over: nobody would feel it"
+
+
+def _of_gates(gates: tuple[Gate, ...], file: ScenarioFile | ReplayFile) -> Iterator[tuple[Place, str]]:
+    traffic, windows = file.traffic, (*file.traffic.window_names, *(AROUND_FAULTS if file.chaos else ()))
     for k, gate in enumerate(gates):
         place = ("gates", k, gate.id)
-        if complaint := unknown_names(gate.spec, traffic.classes, traffic.window_names):
+        if complaint := unknown_names(gate.spec, traffic.classes, windows):
             yield place, f"{gate.id}: {complaint}"
         if isinstance(gate.spec, Rejections) and not traffic.refusable:
             yield place, f"{gate.id} judges nothing: the traffic has no request that is to be refused"
