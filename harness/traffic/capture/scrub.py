@@ -77,24 +77,23 @@ class Scrubber:
     def request(self, raw: bytes) -> tuple[bytes, Counter[str]]:
         """The bytes of a request, as long as before, and what was found in them by kind. Raises Unscrubbable."""
         counts: Counter[str] = Counter()
-        end = _HEAD_END.search(raw)
-        head, body = (raw[: end.end()], raw[end.end() :]) if end else (raw, b"")
+        head, body = parted(raw)
         first = _FIRST_LINE.match(head)
         at = first.end() if first else 0
         secrets = self._secrets(head[at:])
         line = personal.masked(_hide(head[:at], secrets, counts), counts)
         head = line + self._lines(head[at:], secrets, counts)
-        if coded := _CODED.search(head):
+        if (coded := _CODED.search(head)) and not _is_text(body):
             self._check_coded(body, coded[1], bool(_CHUNKED.search(head)), secrets)
             return head + body, counts
-        spans = _chunks(body) if _CHUNKED.search(head) else [(0, len(body))]
+        spans = content_spans(head, body)
         return head + self._body(body, spans, secrets, counts), counts
 
     def name(self, value: bytes, length: int = 12) -> bytes:
         """What stands for a person, a session or an address: nothing that anybody could look up, the same each time."""
         digest = hmac.digest(self._salt, value, "sha256")
         if value.isdigit():
-            return (b"%d" % (int.from_bytes(digest) + 10**77)).replace(b"0", b"1")[:length].ljust(length, b"1")
+            return (b"%078d" % int.from_bytes(digest)).replace(b"0", b"1")[: -length - 1 : -1].ljust(length, b"1")
         return (digest.hex().encode() * (length // 64 + 1))[:length]
 
     def _lines(self, lines: bytes, secrets: frozenset[bytes], counts: Counter[str]) -> bytes:
@@ -179,6 +178,27 @@ class Scrubber:
             raise Unscrubbable("a compressed body that holds secrets")
 
 
+def parted(raw: bytes) -> tuple[bytes, bytes]:
+    """Head, with the empty line that ends it, and body, however broken; without that line all is head."""
+    end = _HEAD_END.search(raw)
+    return (raw[: end.end()], raw[end.end() :]) if end else (raw, b"")
+
+
+def ends_head(head: bytes) -> bool:
+    """Whether there is the empty line that ends a head."""
+    return _HEAD_END.search(head) is not None
+
+
+def is_coded(head: bytes) -> bool:
+    """Whether the body behind this head is compressed, by what the head says."""
+    return _CODED.search(head) is not None
+
+
+def content_spans(head: bytes, body: bytes) -> list[tuple[int, int]]:
+    """Where the content of a body stands, between the lines that frame its chunks if it has some."""
+    return _chunks(body) if _CHUNKED.search(head) else [(0, len(body))]
+
+
 def _members(secret: Iterable[str], person: Iterable[str]) -> re.Pattern[bytes]:
     """Members of JSON by their names, also of JSON within a string of JSON, and also where the text breaks off."""
     either = [b"|".join(re.escape(name.encode()) for name in names) for names in (secret, person)]
@@ -207,6 +227,15 @@ def _hide(text: bytes, secrets: frozenset[bytes], counts: Counter[str]) -> bytes
             counts["repeated"] += text.count(secret)
             text = text.replace(secret, b"x" * len(secret))
     return text
+
+
+def _is_text(body: bytes) -> bool:
+    """Whether a body can be read as it stands, whatever its head says of it: nothing that is packed is UTF-8."""
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _chunks(body: bytes) -> list[tuple[int, int]]:

@@ -16,13 +16,15 @@ from harness.traffic.recording import Answered, Recorded
 
 SCRUBBER = Scrubber(b"salt", fields=("badge",), names=("x-chat",))
 SECRETS = [
-    "sk-proj-abcDEF1234567890abcd", "hf_abcdefghijklmnopqrstuvwx", "AKIAIOSFODNN7EXAMPLE", "ghp_16C7e42F292c6912E7710c838",
+    "sk-proj-abcDEF1234567890abcd", "hf_abcdefghijklmnopqrstuvwx", "AKIAIOSFODNN7EXAMPLE",
+    "ghp_16C7e42F292c6912E7710c838",
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.SflKxwRJSMeKKF2QT4", "john.doe+x@mail.example.org", "+49 170 1234567",
     "(415) 555-2671", "415-555-2671", "13812345678", "4111 1111 1111 1111", "5500005555555559", "078-05-1120",
     "11010519491231002X", "DE89370400440532013000",
 ]  # fmt: skip
 HARMLESS = [
-    "task-description_of_a_thing", "risk-adjusted-returns-of-2024", "0.123456789012345", "2026-11-30 18:39:00", "1700000000123",
+    "task-description_of_a_thing", "risk-adjusted-returns-of-2024", "0.123456789012345", "2026-11-30 18:39:00",
+    "1700000000123",
     "550e8400-e29b-41d4-a716-446655440000", "192.168.100.200", "v1.2.3456789012", "a@b", "x = y[1234567:8901234]",
     "ask_something_very_long_of_me", "4111 1111 1111 1112", "max_tokens=4096&n=1",
 ]  # fmt: skip
@@ -159,8 +161,10 @@ def test_people_sessions_and_addresses_get_names() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        b"/x?api_key=topsecret99", b"/x?a=1&token=topsecret99&b=2", b"/x?sig=topsecret99", b"/x?X-Amz-Signature=topsecret99",
-        b"/x?key=topsecret99#f", b"http://u:topsecret99@h/x", b"/x?client_secret=topsecret99", b"/sk-topsecret99topsecret99",
+        b"/x?api_key=topsecret99", b"/x?a=1&token=topsecret99&b=2", b"/x?sig=topsecret99",
+        b"/x?X-Amz-Signature=topsecret99",
+        b"/x?key=topsecret99#f", b"http://u:topsecret99@h/x", b"/x?client_secret=topsecret99",
+        b"/sk-topsecret99topsecret99",
     ],
 )  # fmt: skip
 def test_urls_hold_secrets(url: bytes) -> None:
@@ -183,9 +187,10 @@ def test_compressed_bodies_are_refused_only_when_they_hold_something() -> None:
     coded = b"Content-Encoding: gzip\r\n"
     clean = post(gzip.compress(b'{"a":"hello"}', mtime=0), coded)
     assert scrub(clean) == clean
-    for body in (gzip.compress(b'{"a":"john@mail.example.org"}'), b"no gzip"):
+    for body in (gzip.compress(b'{"a":"john@mail.example.org"}'), b"no gzip \xff"):
         with pytest.raises(Unscrubbable):
             SCRUBBER.request(post(body, coded))
+    assert scrub(post(b'{"a":"john@mail.example.org"}', coded)).endswith(b'{"a":"xxxx@xxxx.xxxxxxx.xxx"}')
 
 
 def test_what_is_beside_the_bytes_is_scrubbed_too() -> None:
@@ -206,8 +211,10 @@ def test_base64_of_basic_credentials_goes_with_them() -> None:
 
 
 PIECES = st.sampled_from([
-    b"\r\n", b"\n", b" ", b": ", b'"', b"\\", b"Authorization: ", b"Transfer-Encoding: chunked", b"5\r\n", b"sk-abcdefghijkl1234",
-    b"john@mail.example.org", b'"user":"', b"+49 170 1234567", b"?token=", b"\\u00e9", b"{", b"}", b"\x00", b"\xff", b"=",
+    b"\r\n", b"\n", b" ", b": ", b'"', b"\\", b"Authorization: ", b"Transfer-Encoding: chunked", b"5\r\n",
+    b"sk-abcdefghijkl1234",
+    b"john@mail.example.org", b'"user":"', b"+49 170 1234567", b"?token=", b"\\u00e9", b"{", b"}", b"\x00",
+    b"\xff", b"=",
 ])  # fmt: skip
 
 
@@ -223,7 +230,7 @@ def test_any_bytes_keep_their_length_and_their_lines(raw: bytes) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.sampled_from(SECRETS),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["user", "password", "a", "b\n"]), inner),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["user", "password", "b\n"]), inner),
     max_leaves=12,
 ))  # fmt: skip
 def test_any_json_stays_json(value: object) -> None:
