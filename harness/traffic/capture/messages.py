@@ -70,7 +70,7 @@ class Exchange:
 def exchanges(steps: Iterable[Step], account: Account, ports: frozenset[int] = frozenset()) -> Iterator[Exchange]:
     """All exchanges of all connections, each as soon as it is over.
 
-    `ports` are the servers' ones, for connections whose opening was not captured; without them the bytes tell.
+    `ports` are the servers' ones: nobody who speaks from one is a client whose connection was open already.
     """
     splitters: dict[int, Splitter] = {}
     for step in steps:
@@ -124,6 +124,7 @@ class Splitter:
         self._client: Flow | None = None
         self._server: Flow | None = None
         self._opened_ns: int | None = None
+        self._strays: set[Flow] = set()  # who spoke before the client was known
         self._is_http = self._skips = self._spoke = self._server_spoke = self._missed = self._doubt = False
         self._seeks_request = self._seeks_answer = False  # after a gap: where does the next one begin?
         self._asking: _Turn | None = None  # whose request is being read
@@ -200,19 +201,20 @@ class Splitter:
     # Who is who, and what they speak
 
     def _meet(self, flow: Flow, data: bytes) -> None:
-        """The opening was not captured: a port, or a first line, tells the client. What came before is nobody's."""
+        """The opening was not captured: a first line tells the client. What came before is nobody's, but may be of a
+        request that is still to be answered."""
         self._doubt = self._seeks_request = self._seeks_answer = True
         if _is_tls(data):
             self._skip("tls")
-        elif (flow.target_port in self._ports) != (flow.source_port in self._ports):
-            self._client = flow if flow.target_port in self._ports else flow.back
-        elif starts_request(data):
+        elif starts_request(data) and flow.source_port not in self._ports:
             self._client = flow
-        elif starts_answer(data):
+        elif starts_answer(data) and flow.target_port not in self._ports:
             self._client = flow.back
+        else:
+            self._strays.add(flow)
         if self._client is not None:
             self._server = self._client.back
-            if self._missed:
+            if self._missed or self._client in self._strays:
                 self._miss_request()
 
     def _recognise(self, request: Request) -> None:
@@ -280,8 +282,12 @@ class Splitter:
             last.request.go_on("excess_body")
             last.asked, self._asking = False, last
             return blank + line
-        pipelined = at_ns < self._ended_ns or (last is not None and not last.answered)
-        turn = self._asking = self._last = _Turn(self._turns, Request(at_ns, blank), pipelined)
+        self._asking = self._last = self._next_turn(Request(at_ns, blank), last)
+        return line
+
+    def _next_turn(self, request: Request, last: _Turn | None) -> _Turn:
+        pipelined = request.first_ns < self._ended_ns or (last is not None and not last.answered)
+        turn = _Turn(self._turns, request, pipelined)
         self._turns += 1
         if last is not None:
             last.next = turn
@@ -289,7 +295,7 @@ class Splitter:
         if len(self._pending) > UNANSWERED_AT_ONCE:
             self._doubt = True
             self._leave_unanswered(self._pending.popleft(), "not captured")
-        return line
+        return turn
 
     def _stop_request(self, turn: _Turn) -> None:
         """The client sent no more of it. What a server took for good it had whole: then the capture lacks the rest."""
