@@ -18,10 +18,16 @@ BODY = b'{"model":"tiny","messages":[{"role":"user","content":"hello"}]}'
 _DO = re.compile(rb"x-do: ([a-z_]+)([0-9.]*) +(\d+)\r\n")
 
 
-def wire(do: str = "plain", line: bytes = POST, body: bytes = BODY, headers: bytes | None = None) -> bytes:
+def wire(
+    do: str = "plain",
+    line: bytes = POST,
+    body: bytes = BODY,
+    headers: bytes | None = None,
+    host: bytes = b"captured",
+) -> bytes:
     """The bytes of a request; `headers` are whole lines, the right Content-Length unless given."""
     own = b"content-length: %d\r\n" % len(body) if headers is None else headers
-    head = b"%b\r\nhost: captured\r\n%bx-do: %b %%9d\r\n\r\n" % (line, own, do.encode())
+    head = b"%b\r\nhost: %b\r\n%bx-do: %b %%9d\r\n\r\n" % (line, host, own, do.encode())
     return head.replace(b"%9d", b"%9d" % (len(head) - 3 + 9 + len(body))) + body
 
 
