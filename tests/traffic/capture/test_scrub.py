@@ -19,7 +19,8 @@ SECRETS = [
     "sk-proj-abcDEF1234567890abcd", "hf_abcdefghijklmnopqrstuvwx", "AKIAIOSFODNN7EXAMPLE",
     "ghp_16C7e42F292c6912E7710c838",
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.SflKxwRJSMeKKF2QT4", "john.doe+x@mail.example.org", "+49 170 1234567",
-    "(415) 555-2671", "415-555-2671", "13812345678", "4111 1111 1111 1111", "5500005555555559", "078-05-1120",
+    "(415) 555-2671", "415-555-2671", "13812345678", "0170 12345678", "030/1234567",
+    "4111 1111 1111 1111", "5500005555555559", "078-05-1120",
     "11010519491231002X", "DE89370400440532013000",
 ]  # fmt: skip
 HARMLESS = [
@@ -213,7 +214,7 @@ def test_base64_of_basic_credentials_goes_with_them() -> None:
 PIECES = st.sampled_from([
     b"\r\n", b"\n", b" ", b": ", b'"', b"\\", b"Authorization: ", b"Transfer-Encoding: chunked", b"5\r\n",
     b"sk-abcdefghijkl1234",
-    b"john@mail.example.org", b'"user":"', b"+49 170 1234567", b"?token=", b"\\u00e9", b"{", b"}", b"\x00",
+    b" john@mail.example.org ", b'"user":"', b"+49 170 1234567", b"?token=", b"\\u00e9", b"{", b"}", b"\x00",
     b"\xff", b"=",
 ])  # fmt: skip
 
