@@ -41,6 +41,7 @@ READY_LIMIT_S = 60.0  # imports and connection warm-up of every child, on a busy
 DISTANT_READY_LIMIT_S = 600.0  # people start the workers on other machines
 ORIGIN_AHEAD_S = 0.5  # the origin lies this far ahead when it is told, so that no child learns of it late
 STOP_LIMIT_S = 10.0
+HEAL_LIMIT_S = 180.0  # for an experiment to take back what it broke: a replica on a busy machine starts in minutes
 FLUSHED_S = 2.5  # players flush once a second: what is over is on disk by then
 TICK_S = 0.2
 _RAISED = re.compile(r"[\w.]*(Error|Exception)\b.*:")  # the line of a traceback that says what went wrong
@@ -134,6 +135,8 @@ def _run_one(
     run_dir = evidence.create(order.runs, scenario.path.stem)
     shutil.copyfile(scenario.path, run_dir / "scenario.yaml")
     shutil.copyfile(target.path, run_dir / "target.yaml")
+    for number, planned in enumerate(scenario.chaos):
+        shutil.copyfile(planned.experiment, run_dir / f"experiment-{number}.yaml")
     header, plan_sha256 = plan.write(
         run_dir, scenario.path, scenario.traffic, target, scenario.seed, scenario.extendable
     )
@@ -143,7 +146,7 @@ def _run_one(
     overdue_s = max(window.end_s for window in header.windows) + 3 * header.time_limit_s + STOP_LIMIT_S
     show = panel(LiveState.begin(header, scenario.gates))
     with _Conductor(run_dir, facts, show, signals, look, overdue_s) as conductor:
-        conductor.conduct(order)
+        conductor.conduct(order, bool(scenario.chaos))
     return run_dir, evidence.settle(run_dir)
 
 
@@ -160,6 +163,7 @@ def _run_facts(order: Order, scenario: Scenario, target: Target, run_dir: Path, 
         "target": target.url,
         "engine": served or "unknown",
         "simulated": target.engine == "sim",
+        "chaos": [{"experiment": str(planned.experiment), "at_s": planned.at_s} for planned in scenario.chaos],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         **provenance.facts(Path.cwd()),
     }
@@ -249,18 +253,20 @@ class _Conductor:
             child.end()
         self.log.close()
 
-    def conduct(self, order: Order) -> None:
-        """Play the plan from ready to stopped."""
+    def conduct(self, order: Order, chaos: bool) -> None:
+        """Play the plan from ready to stopped, and break the stack meanwhile if the scenario says so."""
         watch = self._start("watch", [sys.executable, "-m", "harness.watch", str(self.run_dir)], {})
         player = self._start(
             "player",
             process.command(self.run_dir, order.workers, order.web_port, order.master_port),
             process.environment(self.run_dir),
         )
+        if chaos:
+            self._start("chaos", [sys.executable, "-m", "harness.chaos", str(self.run_dir)], {})
         if self._wait_until_ready(DISTANT_READY_LIMIT_S if order.master_port else READY_LIMIT_S):
             self._set_origin()
             self._wait_for(player)
-        self._stop(player, watch)
+        self._stop(*(child for child in reversed(self.children) if child is not watch), watch)
         for child in self.children:
             self._note("exited", child.name, child.farewell())
 
@@ -300,7 +306,8 @@ class _Conductor:
         self.log.event(Event(0.0, "origin"))
 
     def _gone(self) -> bool:
-        return any(child.code is not None for child in self.children)
+        """Whether a child has ended that the run needs to its end: an experiment may be over long before."""
+        return any(child.code is not None and (child.name != "chaos" or child.code) for child in self.children)
 
     def _wait_for(self, player: _Child) -> None:
         """Until the player is done or dead, the user interrupts, a look has seen enough, or it takes too long."""
@@ -324,14 +331,16 @@ class _Conductor:
         self.log.event(event)
         return event.kind
 
-    def _stop(self, player: _Child, watch: _Child) -> None:
-        """Stop what still runs, the player first: its open requests are still watched. A second signal kills."""
+    def _stop(self, *children: _Child) -> None:
+        """Stop what still runs, in this order: faults are undone first, and open requests are watched to the end. A
+        second signal kills; what a killed experiment has broken is undone by its guard."""
         if self.signals.count:
             self._note("interrupted")
         asked = self.signals.count
-        for child in (player, watch):
+        for child in children:
+            limit_s = HEAL_LIMIT_S if child.name == "chaos" else STOP_LIMIT_S
             child.ask_to_stop()
-            limit = time.monotonic() + STOP_LIMIT_S
+            limit = time.monotonic() + limit_s
             while child.code is None and time.monotonic() < limit and self.signals.count == asked:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.process.wait(TICK_S)

@@ -1,6 +1,6 @@
 """Somebody's endpoint: what it says of itself before anything is sent to it.
 
-It asks for models and metrics only, each with a time limit, and it asks as the player does: directly, with the system's
+It asks for models, metrics and a single token only, each with a time limit, and it asks as the player does: directly, with the system's
 trust in certificates, following nobody elsewhere. What answers here answers there. Traffic is the player's, faults are
 other targets' powers.
 """
@@ -50,7 +50,7 @@ def preflight(target: Target) -> dict[str, Any]:
 def _models(target: Target) -> list[dict[str, Any]]:
     asked, where = f"{target.url}/v1/models", target.where("url")
     try:
-        status, page = _get(asked, target.sent_headers())
+        status, page = _ask(asked, target.sent_headers())
     except ssl.SSLError as error:
         raise UsageError(f"{asked} has no certificate that can be trusted: {error}", where) from None
     except (OSError, HTTPException) as error:
@@ -68,22 +68,33 @@ def _models(target: Target) -> list[dict[str, Any]]:
 def _utilisation(engine: str) -> float | None:
     """The share of each GPU that an engine took at its start, if it tells."""
     try:
-        _, page = _get(f"{engine}/metrics", {})
+        _, page = _ask(f"{engine}/metrics", {})
     except (OSError, HTTPException):
         return None
     found = _UTILISATION.search(page)
     return float(found[1]) if found else None
 
 
-def _get(url: str, headers: Mapping[str, str]) -> tuple[int, str]:
-    """Status and text of one GET, without proxies, redirects or a trust of its own, as `requests` would have."""
+def serves(target: Target, url: str = "") -> bool:
+    """Whether one token is served, by the target or by the replica at `url`: /health may say yes for a dead engine."""
+    question = {"model": target.model, "prompt": "canary", "max_tokens": 1, "temperature": 0}
+    headers = {**target.sent_headers(), "content-type": "application/json"}
+    try:
+        status, page = _ask(f"{url or target.url}/v1/completions", headers, json.dumps(question))
+        return status == HTTPStatus.OK and bool(json.loads(page)["choices"])
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        return False
+
+
+def _ask(url: str, headers: Mapping[str, str], body: str | None = None) -> tuple[int, str]:
+    """Status and text of one question, without proxies, redirects or a trust of its own, as `requests` would have."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     connection = HTTPConnection(host, timeout=LIMIT_S)
     if parts.scheme == "https":
         connection = HTTPSConnection(host, timeout=LIMIT_S, context=ssl.create_default_context())
     try:
-        connection.request("GET", parts.path, headers=dict(headers))
+        connection.request("POST" if body else "GET", parts.path, body=body, headers=dict(headers))
         answer = connection.getresponse()
         return answer.status, answer.read().decode(errors="replace")
     finally:

@@ -1,0 +1,166 @@
+"""Chaos Toolkit's door, and the only importer of chaoslib: its experiments call these functions, and a run plays them.
+
+An experiment is a document that `chaos validate` and `chaos run` take too. What its activities do is ours: `inject`
+puts a fault of the catalogue under guard, `hold` leaves it in force, `heal` takes back whatever is. Chaos Toolkit's own
+verdict is kept as a journal and judges nothing: it calls an experiment whose fault never came about completed.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness import document, parent, scenario, units
+from harness.chaos.catalogue import FAULTS
+from harness.chaos.discipline import Injection
+from harness.log import Log, read_run_json
+from harness.model import Event, UsageError
+from harness.targets import base, url
+from harness.targets.base import Target
+
+TTL_S = 300.0  # after which a guard takes a fault back though nobody asked: no experiment holds as long
+BARRIER_POLL_S = 0.02
+
+
+class _Session:
+    """What the activities of one process share: where it notes what it does, what is in force, whether it is over."""
+
+    def __init__(self) -> None:
+        self.run_dir: Path | None = None
+        self.log: Log | None = None
+        self.open: list[Injection] = []
+        self.over = threading.Event()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """What ends a step from outside ends the session: Chaos Toolkit would go on with the next activity."""
+        try:
+            yield
+        except BaseException:
+            self.over.set()
+            raise
+
+
+_session = _Session()
+
+
+def inject(
+    fault: str, ttl: str = f"{TTL_S:g}s", configuration: Mapping[str, Any] | None = None, **arguments: Any
+) -> dict[str, Any]:
+    """Put a fault in force, under guard, and prove it. Raises as `Injection.begin`, and UsageError for wrong arguments."""
+    if _session.over.is_set():
+        raise UsageError("the run is over: nothing more is broken")
+    injection = Injection(
+        fault,
+        made(fault, arguments),
+        _target(configuration),
+        _session.log,
+        ttl_s=units.duration(ttl),
+        run_dir=_session.run_dir,
+    )
+    with _session.step():
+        aim = injection.begin()
+    _session.open.append(injection)
+    return {"targets": list(aim.targets), "radius": aim.radius, "undo": aim.undo}
+
+
+def hold(lasts: str) -> bool:
+    """Leave what is in force for that long, or until the run has had enough."""
+    for_s = units.duration(lasts)
+    with _session.step():
+        if _session.open:
+            _session.open[-1].hold(for_s, _session.over.is_set)
+        else:
+            _session.over.wait(for_s)
+    return True
+
+
+def heal() -> bool:
+    """Take back whatever is in force, the last first, all of it whatever becomes of one. Raises the first failure."""
+    failures: list[Exception] = []
+    while _session.open:
+        try:
+            _session.open.pop().end()
+        except Exception as error:  # the others are to be taken back all the same
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return True
+
+
+def canary_answers(configuration: Mapping[str, Any] | None = None) -> bool:
+    """Whether the target serves one token through its gateway."""
+    return url.serves(_target(configuration))
+
+
+def made(fault: str, arguments: Mapping[str, Any]) -> Any:
+    """A fault of the catalogue from what a user wrote. Raises UsageError with the nearest name, or what is wrong."""
+    if fault not in FAULTS:
+        raise UsageError(f"there is no fault `{fault}`; {document.suggestion(fault, list(FAULTS))}")
+    try:
+        return TypeAdapter(FAULTS[fault]).validate_python(dict(arguments))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{fault}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def _target(configuration: Mapping[str, Any] | None) -> Target:
+    named = (configuration or {}).get("target") or os.environ.get("HARNESS_TARGET") or "local"
+    return base.load(str(named))
+
+
+# A run's child ----------------------------------------------------------------------------------------------------
+
+
+def play(run_dir: Path) -> int:
+    """Play the experiments of a run at their moments; every fault is taken back before this returns."""
+    parent.die_with(parent.conductor())
+    signal.signal(signal.SIGTERM, _enough)
+    os.environ["HARNESS_TARGET"] = str(run_dir / "target.yaml")
+    _session.run_dir, _session.log = run_dir, Log(run_dir / "log.chaos.jsonl")
+    planned = scenario.load(run_dir / "scenario.yaml", to_plan=False).chaos
+    _session.log.event(Event(0.0, "ready", "chaos"))
+    try:
+        origin_s = _origin(run_dir)
+        for number, each in enumerate(planned):
+            if origin_s is not None and not _session.over.wait(max(0.0, origin_s + each.at_s - time.monotonic())):
+                _run(run_dir, number)
+    finally:
+        heal()
+        _session.log.close()
+    return 0
+
+
+def _enough(number: int, _: FrameType | None) -> None:
+    _session.over.set()
+
+
+def _origin(run_dir: Path) -> float | None:
+    while not _session.over.wait(BARRIER_POLL_S):
+        if "origin_monotonic_s" in (run := read_run_json(run_dir)):
+            return float(run["origin_monotonic_s"])
+    return None
+
+
+def _run(run_dir: Path, number: int) -> None:
+    """One experiment, its rollbacks always done, and Chaos Toolkit's journal of it beside the log."""
+    from chaoslib.experiment import run_experiment  # half a second, and only where something is broken
+
+    written = document.read(run_dir / f"experiment-{number}.yaml").value
+    settings = {"runtime": {"rollbacks": {"strategy": "always"}}}
+    journal = run_experiment(written, settings=settings)
+    path = run_dir / f"experiment-{number}.journal.json"
+    path.write_text(json.dumps(journal, indent=1, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(play(Path(sys.argv[1])))
