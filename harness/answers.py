@@ -123,8 +123,8 @@ class Answer:
             if self.shape is not None:
                 _add_members(self.shape, value)
             self._take(at_s, value)
-        except (orjson.JSONDecodeError, AttributeError, TypeError):  # not JSON, or not of the API's shape
-            self.malformed = True
+        except (orjson.JSONDecodeError, AttributeError, TypeError, RecursionError):
+            self.malformed = True  # not JSON, or not of the API's shape
 
     def _take(self, at_s: float, value: dict[str, Any]) -> None:
         if value.get("error") or value.get("object") == "error":

@@ -186,3 +186,13 @@ def test_the_conversation_of_a_request() -> None:
     assert read(exchange(body, EVENTS, sent=[(b"X-Session-Id", b"s")])).session == "s"
     assert read(exchange(body, EVENTS, sent=[(b"X-Chat", b"c")]), session_headers=("x-chat",)).session == "c"
     assert read(exchange(b'{"user":["u"]}', EVENTS)).session == ""
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 1020 + b"]" * 1020, b'{"a":' * 1020 + b"1" + b"}" * 1020, b"\xff", b"null", b"7"]
+)
+def test_an_answer_of_any_shape_is_read(body: bytes) -> None:
+    """Nested without end, no text, no object: it is no answer of the API, and no fault of ours."""
+    one = read(exchange(body, [body]))
+    assert (one.answer.status, one.answer.tokens_out, one.max_tokens) == (200, 0, 0)
+    assert read(exchange(orjson.dumps(BODY), [b"data: " + body + b"\n\n"])).answer.first_token_s != 0
