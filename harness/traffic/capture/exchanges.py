@@ -131,7 +131,7 @@ class Reader:
 
     def _shape(self, members: set[str] | None) -> int:
         shape = shape_sum(members)
-        if members and str(shape) not in self.shapes and len(self.shapes) < _SHAPES_KEPT >= len(members):
+        if members and str(shape) not in self.shapes and max(len(self.shapes), len(members)) < _SHAPES_KEPT:
             self.shapes[str(shape)] = sorted(members)
         return shape
 
