@@ -269,6 +269,8 @@ class Splitter:
         if self._seeks_request:
             if not starts_request(data):
                 self._account.skipped_bytes += len(data)
+                if not self._pending:
+                    self._miss_request()
                 return b""
             self._seeks_request = False
         line = data.lstrip(b"\r\n")

@@ -405,6 +405,15 @@ def test_a_connection_that_was_open_already_is_read_from_its_next_request(ports:
     assert (account.skipped_bytes >= 14, account.answers_unpaired, account.ports) == (True, 1, {8000: 1})
 
 
+def test_a_request_whose_forerunners_were_not_seen_is_not_given_their_answer() -> None:
+    """Bytes that belonged to a request before it show that there was one, and it may still be waiting."""
+    pipelined = [(C, b"{rest of a body}"), (C, post(b"2")), (S, ok(b"1") + ok(b"2"))]
+    for opening in ([], [(S, ok(b"0"))]):
+        found, last = split(*opening, *pipelined, (C, post(b"3")), (S, ok(b"3")), opened=False)
+        assert found.answer and (found.request.body, found.status, found.answer.lost) == (b"2", 0, "gap")
+        assert last.answer and last.answer.body == b"3"
+
+
 @st.composite
 def conversations(draw: st.DrawFn, quoted: bytes = b"") -> Rounds:
     """Rounds of one request or three; each message names its number, so that none is like another.
