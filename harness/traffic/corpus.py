@@ -51,14 +51,15 @@ class Corpus:
         first = rng.randrange(self.starts)
         return ((first + k * stride) % self.starts for k in count())
 
-    def span(self, start: int, tokens: int, at_least: int = 1) -> tuple[int, int, int]:
+    def span(self, start: int, tokens: int, at_least: int = 1, joined: bool = False) -> tuple[int, int, int]:
         """(begin, end, exact tokens) of a prompt from piece `start`: as many whole words as `tokens` hold, but enough
-        for `at_least`."""
-        base = self.before[start + 1] - self.alone[start]
+        for `at_least`. One that is `joined` goes on behind another, and has the space before its first word."""
+        base = self.before[start] if joined else self.before[start + 1] - self.alone[start]
         stop = max(bisect_right(self.before, base + tokens, start + 1) - 1, start + 1)
         if self.before[stop] - base < at_least:
             stop += 1
-        return self.begins[start], self.ends[stop - 1], self.before[stop] - base
+        begin = (self.ends[start - 1] if start else 0) if joined else self.begins[start]
+        return begin, self.ends[stop - 1], self.before[stop] - base
 
 
 def build(tokenizer_dir: Path, seed: int, longest_tokens: int, own_text: Path | None = None) -> Corpus:
@@ -66,14 +67,15 @@ def build(tokenizer_dir: Path, seed: int, longest_tokens: int, own_text: Path | 
 
     Raises UsageError when the tokenizer or the text is missing.
     """
-    tokenizer = _tokenizer(tokenizer_dir)
+    measure = tokenizer(tokenizer_dir)
     pieces = _pieces_of(own_text) if own_text else _drawn(random.Random(f"{seed}/corpus"))
-    words = _measured(tokenizer, sorted(set(pieces)))
+    words = _measured(measure, sorted(set(pieces)))
     corpus = _assembled([words[piece] for piece in pieces], longest_tokens)
-    return replace(corpus, worst_difference=_worst_difference(corpus, tokenizer, longest_tokens))
+    return replace(corpus, worst_difference=_worst_difference(corpus, measure, longest_tokens))
 
 
-def _tokenizer(directory: Path) -> "Tokenizer":
+def tokenizer(directory: Path) -> "Tokenizer":
+    """The tokenizer of a model's directory. Raises UsageError when there is none."""
     from tokenizers import Tokenizer
 
     path = directory / "tokenizer.json"

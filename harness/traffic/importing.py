@@ -27,6 +27,8 @@ from harness.traffic.capture.packets import Segment
 from harness.traffic.capture.records import Packet
 from harness.traffic.capture.scrub import Scrubber, Unscrubbable
 from harness.traffic.recording import Recorded, RecordingHeader
+from harness.traffic.synthetic import Synthetic
+from harness.traffic.traces import azure, burstgpt, har, mooncake, nginx
 
 _OPENING_PACKETS = 64  # the salt is made of them: nobody without the capture can try addresses against a name
 _TRIED_PACKETS = 200_000  # read again to tell which ports carry HTTP, when the given ones do not
@@ -34,13 +36,15 @@ _TRIED_PACKETS = 200_000  # read again to tell which ports carry HTTP, when the 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a user wants of an import. `ports` are the servers'; `fields` are further JSON members to scrub."""
+    """What a user wants of an import. `ports` are the servers'; `fields` are further JSON members to scrub; with a
+    `tokenizer`, the directory of one, prompts are replaced by made-up ones of as many of its tokens."""
 
     ports: frozenset[int] = frozenset()
     keep_secrets: bool = False
     filters: Filters = field(default_factory=Filters)
     session_headers: tuple[str, ...] = SESSION_HEADERS
     fields: tuple[str, ...] = ()
+    tokenizer: Path | None = None
 
 
 @dataclass(slots=True)
@@ -52,6 +56,10 @@ class _Tally:
     filtered: int = 0
     scrubbed: Counter[str] = field(default_factory=Counter)
     connections: set[int] = field(default_factory=set)
+
+    @property
+    def seen(self) -> int:
+        return self.kept + self.lost.total() + self.filtered
 
     @property
     def lost_share(self) -> float:
@@ -66,11 +74,11 @@ def choices(
     filters: Filters,
     session_headers: Sequence[str] | None,
     fields: Sequence[str] | None,
+    tokenizer: Path | None = None,
 ) -> Choices:
     """What was chosen on a command line; None where nothing was."""
-    return Choices(
-        frozenset(ports or ()), keep_secrets, filters, tuple(session_headers or SESSION_HEADERS), tuple(fields or ())
-    )
+    headers = tuple(session_headers or SESSION_HEADERS)
+    return Choices(frozenset(ports or ()), keep_secrets, filters, headers, tuple(fields or ()), tokenizer)
 
 
 class Source(StrEnum):
@@ -78,16 +86,88 @@ class Source(StrEnum):
 
     CAPTURE = "capture"
     RECORDING = "recording"
+    HAR = "har"
+    MOONCAKE = "mooncake"
+    BURSTGPT = "burstgpt"
+    AZURE = "azure"
+    NGINX = "nginx"
+
+
+Found = Iterator[tuple[Recorded, str]]  # requests, each with why it is lost: "" when it is not
+_TIMES_ONLY: Mapping[Source, Callable[[Path], Found]] = {
+    Source.MOONCAKE: mooncake.read,
+    Source.BURSTGPT: burstgpt.read,
+    Source.AZURE: azure.read,
+    Source.NGINX: nginx.read,
+}
 
 
 def import_from(source: Source, paths: Sequence[Path], out: Path, choices: Choices) -> RecordingHeader:
-    """Import files of one kind into one recording; returns its header. Raises UsageError when that cannot be."""
+    """Import files of one kind into one recording; returns its header. Raises UsageError when that cannot be.
+
+    Several are laid over each other: by their dates where the source has some, else each from its own beginning.
+    """
     _refuse_target(paths, out)
+    names = tuple(path.name for path in paths)
     if source == Source.CAPTURE:
         return import_captures(paths, out, choices)
-    if len(paths) > 1:
-        raise UsageError(f"one {source} can be imported at a time, not {len(paths)}")
-    return import_recorded(*recording.read(paths[0]), out, choices)
+    if source == Source.RECORDING:
+        read = [recording.read(path) for path in paths]
+        header, found = headers_joined([header for header, _ in read]), [_none_lost(ones) for _, ones in read]
+    elif source == Source.HAR:
+        reader = Reader(0, Account(), choices.session_headers)
+        header = RecordingHeader(names, 0, 0, 0.0, shapes=reader.shapes)  # filled while the archives are read
+        found = [har.read(path, reader) for path in paths]
+    else:
+        header = RecordingHeader(names, 0, 0, 0.0, timing_only=True)
+        found = [_TIMES_ONLY[source](path) for path in paths]
+    return import_recorded(header, _laid_over(found), out, choices)
+
+
+def headers_joined(headers: Sequence[RecordingHeader]) -> RecordingHeader:
+    """What recordings say of themselves, taken together. Raises UsageError where some have bytes and some have none."""
+    if len({header.timing_only for header in headers}) > 1:
+        raise UsageError("some of these recordings hold requests and some hold times only: they cannot be one")
+    weights = [header.requests / (1 - header.lost_share) if header.lost_share < 1 else 1.0 for header in headers]
+    lost = sum(header.lost_share * weight for header, weight in zip(headers, weights, strict=True))
+    return RecordingHeader(
+        sources=tuple(dict.fromkeys(name for header in headers for name in header.sources)),
+        requests=0,
+        connections=0,
+        lasts_s=0.0,
+        lost_share=lost / sum(weights) if lost else 0.0,
+        account=_added([header.account for header in headers]),
+        scrubbed=_added([header.scrubbed for header in headers]),
+        shapes={key: members for header in headers for key, members in header.shapes.items()},
+        timing_only=headers[0].timing_only,
+    )
+
+
+def _added(accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts are summed, also those by reason; words are put in a row."""
+    total: dict[str, Any] = {}
+    for name, value in (item for account in accounts for item in account.items()):
+        before = total.get(name)
+        if before is None:
+            total[name] = value
+        else:
+            total[name] = _added([before, value]) if isinstance(value, Mapping) else before + value
+    return total
+
+
+def _none_lost(found: Iterable[Recorded]) -> Found:
+    return ((one, "") for one in found)
+
+
+def _laid_over(files: Sequence[Found]) -> Found:
+    """Moments count from the first request that is read; connections and blocks of different files stay different."""
+    first_s = None
+    for place, found in enumerate(files):
+        for one, lost in found:
+            first_s = one.at_s if first_s is None else first_s
+            blocks = tuple(block * len(files) + place for block in one.blocks)
+            number = one.connection * len(files) + place
+            yield replace(one, at_s=one.at_s - first_s, connection=number, blocks=blocks), lost
 
 
 def import_captures(paths: Sequence[Path], out: Path, choices: Choices = Choices()) -> RecordingHeader:
@@ -121,25 +201,41 @@ def import_captures(paths: Sequence[Path], out: Path, choices: Choices = Choices
 
 def import_recorded(
     header: RecordingHeader,
-    found: Iterable[Recorded],
+    found: Iterable[tuple[Recorded, str]],
     out: Path,
     choices: Choices = Choices(),
 ) -> RecordingHeader:
-    """Import requests that another reader found; `header` is what it knows of its source. Returns the header written.
+    """Import requests that another reader found, each with why it is lost, if it is; `header` is what it knows of its
+    source. Returns the header written.
 
-    What it lost stays lost: `lost_share` and the account are carried on. Raises UsageError when nothing is kept.
+    What the source lost stays lost: its `lost_share` and account are carried on. Raises UsageError when nothing is
+    kept.
     """
-    tally = _Tally()
-    scrub = _scrub(sha256(repr(header).encode()).digest(), choices)
+    tally, digest = _Tally(), sha256(repr(header).encode())
+    found = iter(found)
+    opening = list(islice(found, _OPENING_PACKETS))
+    for one, _ in opening:
+        digest.update(recording.line(one))
+    scrub = _scrub(digest.digest(), choices)
     with _Shelf(out.parent) as shelf:
-        for one in found:
-            _keep(one, "", choices.filters, scrub, tally, shelf)
+        for one, lost in chain(opening, found):
+            _keep(one, lost, choices.filters, scrub, tally, shelf)
         if not tally.kept:
-            seen = (
-                f"the filters left nothing of its {tally.filtered} requests" if tally.filtered else "no request in it"
-            )
-            raise UsageError(f"{', '.join(header.sources)}: {seen}")
+            seen = f"nothing is left of its {tally.seen} requests" if tally.seen else "no request in it"
+            raise UsageError(f"{', '.join(header.sources)}: {seen}{_why_none(tally)}")
+        header = replace(
+            header,
+            lost_share=1 - (1 - header.lost_share) * (1 - tally.lost_share),
+            account={"requests_seen": tally.seen} | dict(header.account),
+            shapes=_shapes(header.shapes, choices.keep_secrets),
+        )
         return _written(out, header, tally, shelf)
+
+
+def _why_none(tally: _Tally) -> str:
+    parts = [f"the filters left out {tally.filtered}"] if tally.filtered else []
+    parts += [f"lost: {_counted(tally.lost)}"] if tally.lost else []
+    return f": {', '.join(parts)}" if parts else ""
 
 
 def _exchanges(found: Iterable[Packet], account: Account, ports: frozenset[int]) -> Iterator[Exchange]:
@@ -155,9 +251,20 @@ Scrub = Callable[[Recorded], tuple[Recorded, Counter[str]]]
 
 
 def _scrub(salt: bytes, choices: Choices) -> Scrub:
-    if choices.keep_secrets:
-        return lambda one: (one, Counter())
-    return Scrubber(salt, choices.fields, choices.session_headers).recorded
+    """Made-up prompts first: whatever else is in a body is scrubbed as ever."""
+    scrub: Scrub = lambda one: (one, Counter())  # noqa: E731
+    if not choices.keep_secrets:
+        scrub = Scrubber(salt, choices.fields, choices.session_headers).recorded
+    if choices.tokenizer is None:
+        return scrub
+    made_up = Synthetic(salt, choices.tokenizer)
+
+    def both(one: Recorded) -> tuple[Recorded, Counter[str]]:
+        one, replaced = made_up.recorded(one)
+        one, found = scrub(one)
+        return one, replaced + found
+
+    return both
 
 
 def _keep(one: Recorded, lost: str, filters: Filters, scrub: Scrub, tally: _Tally, shelf: "_Shelf") -> None:
@@ -181,8 +288,10 @@ def _keep(one: Recorded, lost: str, filters: Filters, scrub: Scrub, tally: _Tall
 
 def _written(out: Path, header: RecordingHeader, tally: _Tally, shelf: "_Shelf") -> RecordingHeader:
     account: dict[str, Any] = {**header.account, "kept": tally.kept}
-    account |= {"filtered": tally.filtered} if tally.filtered else {}
-    account |= {"lost": dict(tally.lost)} if tally.lost else {}
+    if tally.filtered:
+        account["filtered"] = account.get("filtered", 0) + tally.filtered
+    if tally.lost:
+        account["lost"] = dict(Counter(account.get("lost", {})) + tally.lost)
     header = replace(
         header,
         requests=tally.kept,

@@ -54,8 +54,9 @@ class Recorded:
     `at_s` is its first byte, in seconds from the recording's first request; `lead_s` how long before that its
     connection was opened for it (None: it was open already, or nobody knows). `connection` and `turn` say where it
     stood; `session` names the conversation it belongs to, if anything told. `raw` are its bytes, head and body,
-    scrubbed; `flaw` says what is wrong with them as HTTP or JSON. `give_up_s` and `half_close_s` are the client closing, counted
-    from `at_s`.
+    scrubbed; `flaw` says what is wrong with them as HTTP or JSON. `give_up_s` and `half_close_s` are the client
+    closing, counted from `at_s`. `blocks` are numbers for the parts of 512 tokens of a prompt without bytes: prompts
+    that begin alike have the same.
     """
 
     at_s: float
@@ -75,6 +76,7 @@ class Recorded:
     pipelined: bool = False
     give_up_s: float | None = None
     half_close_s: float | None = None
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,4 +187,5 @@ def read_line(line: bytes) -> Recorded:
         answer["finish"] = Finish(answer["finish"])
     coded = value.pop("raw_base64", None)
     raw = b64decode(coded, validate=True) if coded is not None else value.pop("raw").encode()
-    return Recorded(**value, raw=raw, answer=Answered(**answer))
+    blocks = tuple(value.pop("blocks", ()))
+    return Recorded(**value, raw=raw, answer=Answered(**answer), blocks=blocks)

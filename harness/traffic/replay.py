@@ -31,6 +31,7 @@ from harness.traffic.plan import Made, Served, totals, windows
 from harness.traffic.prompts import TEMPLATE_TOKENS
 from harness.traffic.recording import Answered, Recorded, RecordingHeader
 from harness.traffic.rewrite import model_of
+from harness.traffic.traces.mooncake import BLOCK_TOKENS
 from harness.units import Count, Duration, Multiple, Period, Share, spec
 
 CLASSES = {
@@ -333,7 +334,10 @@ class _Captured:
 
 
 class _Composed:
-    """Prompts for a source that told token counts only: as long as they were, but not over the target's limit."""
+    """Prompts for a source that told token counts only: as long as they were, but not over the target's limit.
+
+    Where it told the blocks of its prompts too, those that began alike begin alike again.
+    """
 
     def __init__(self, target: Served, seed: int) -> None:
         self.models: Counter[str] = Counter()
@@ -341,13 +345,20 @@ class _Composed:
         self._longest = target.prompt_limit - TEMPLATE_TOKENS
         self._corpus = corpora.build(target.tokenizer, seed, target.prompt_limit)
         self._starts = self._corpus.places(random.Random(f"{seed}/start"))
+        self._blocks: dict[int, int] = {}  # where the text of each begins
+        self._joined: list[bytes] = []  # prompts made of blocks, behind the corpus
+        self._end = len(self._corpus.text)
 
     def request(self, one: Recorded) -> Request | None:
         path = one.path.partition("?")[0]
         if not speaks(path):
             self.left_out += 1
             return None
-        begin, end, tokens = self._corpus.span(next(self._starts), min(max(one.prompt_tokens, 1), self._longest))
+        tokens = min(max(one.prompt_tokens, 1), self._longest)
+        if one.blocks:
+            begin, end, tokens = self._of_blocks(one.blocks, tokens)
+        else:
+            begin, end, tokens = self._corpus.span(next(self._starts), tokens)
         return Request(
             index=-1,
             due_s=0.0,
@@ -360,8 +371,25 @@ class _Composed:
             give_up_s=one.give_up_s,
         )
 
+    def _of_blocks(self, blocks: Sequence[int], tokens: int) -> tuple[int, int, int]:
+        """(begin, end, exact tokens) of a prompt: each block has the same words in every prompt that has it."""
+        pieces: list[bytes] = []
+        held = 0
+        for k, at in enumerate(range(0, tokens, BLOCK_TOKENS)):
+            start = self._blocks.get(blocks[k]) if k < len(blocks) else None
+            if start is None:
+                start = next(self._starts)
+            if k < len(blocks):
+                self._blocks[blocks[k]] = start
+            begin, end, more = self._corpus.span(start, min(BLOCK_TOKENS, tokens - at), joined=bool(pieces))
+            pieces.append(self._corpus.text[begin:end])
+            held += more
+        self._joined.append(text := b"".join(pieces))
+        self._end += len(text)
+        return self._end - len(text), self._end, held
+
     def corpus(self) -> bytes:
-        return self._corpus.text
+        return b"".join((self._corpus.text, *self._joined))
 
 
 # What is right, and what was seen ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ no JSON) stays as it was captured. The Content-Length follows the body only wher
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -71,6 +71,24 @@ def model_of(raw: bytes) -> str | None:
     head, body = _split(raw)
     content = _content(head.split(b"\n"), body)
     return _model(b"".join(chunk.data for chunk in content)) if content is not None else None
+
+
+def with_content(raw: bytes, change: Callable[[bytes], bytes]) -> bytes | None:
+    """The request with its body's content changed and its framing after it; None when the framing is not right.
+
+    A chunked body becomes one chunk.
+    """
+    head, body = _split(raw)
+    lines = head.split(b"\n")
+    chunks = _content(lines, body)
+    if chunks is None:
+        return None
+    content = b"".join(chunk.data for chunk in chunks)
+    changed = b"".join(_framed(_replaced(chunks, 0, len(content), change(content)))) if content else body
+    for k, line in enumerate(lines):
+        if _name(line) == b"content-length":
+            lines[k] = _with_value(line, b"%d" % len(changed))
+    return b"\n".join(lines) + changed
 
 
 def _name(line: bytes) -> bytes:

@@ -279,6 +279,31 @@ def test_a_source_of_token_counts_gets_prompts_of_that_length(
         made(other, header={"timing_only": True}, target=Target(tokenizer_dir))
 
 
+def test_prompts_of_a_trace_begin_alike_where_they_did(
+    tokenizer_dir: Path, made: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of the same number have the same words, their token counts are exact, and a rest without one is new."""
+    monkeypatch.setattr(corpora, "DRAWN_WORDS", 10_000)
+    bare: dict[str, Any] = {"raw": b"", "max_tokens": 5, "answer": Answered()}
+    asked = [(1000, (1, 2)), (1200, (1, 2, 3)), (900, (1, 4)), (600, (5, 6)), (700, (1,))]
+    ones = [recorded(float(k), prompt_tokens=n, blocks=ids, **bare) for k, (n, ids) in enumerate(asked)]
+    plan = made(*ones, header={"timing_only": True}, target=Target(tokenizer_dir, prompt_limit=4096))
+    texts = [plan.corpus[begin:end].decode() for begin, end in (request.text for request in plan.requests)]
+    for text, request, (tokens, _) in zip(texts, plan.requests, asked, strict=True):
+        assert len(tokenizer.encode(text, add_special_tokens=False)) == request.prompt_tokens
+        assert tokens - 20 < request.prompt_tokens <= tokens
+    shared = [_alike(texts[0], text) / len(texts[0]) for text in texts]
+    assert shared[0] == shared[1] == 1.0
+    assert 0.45 < shared[2] < 0.6
+    assert shared[3] < 0.01
+    assert 0.45 < shared[4] < 0.6
+
+
+def _alike(one: str, other: str) -> int:
+    """How many signs two texts begin alike with."""
+    return next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 def test_classes_are_endpoints() -> None:
     """Each path that a dialect is spoken on has a class."""
     assert set(CLASSES) == set(DIALECTS)

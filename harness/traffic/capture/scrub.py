@@ -189,9 +189,9 @@ def ends_head(head: bytes) -> bool:
     return _HEAD_END.search(head) is not None
 
 
-def is_coded(head: bytes) -> bool:
-    """Whether the body behind this head is compressed, by what the head says."""
-    return _CODED.search(head) is not None
+def is_packed(head: bytes, body: bytes) -> bool:
+    """Whether a body is compressed: its head says so, and it is no text."""
+    return _CODED.search(head) is not None and not _is_text(body)
 
 
 def content_spans(head: bytes, body: bytes) -> list[tuple[int, int]]:
