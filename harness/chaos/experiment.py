@@ -56,7 +56,7 @@ _session = _Session()
 def inject(
     fault: str, ttl: str = f"{TTL_S:g}s", configuration: Mapping[str, Any] | None = None, **arguments: Any
 ) -> dict[str, Any]:
-    """Put a fault in force, under guard, and prove it. Raises as `Injection.begin`, and UsageError for wrong arguments."""
+    """Put a fault in force, under guard, and prove it. Raises as `Injection.begin`; UsageError for wrong arguments."""
     if _session.over.is_set():
         raise UsageError("the run is over: nothing more is broken")
     injection = Injection(
