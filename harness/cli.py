@@ -19,7 +19,7 @@ from harness.model import EXIT_CODE, EXIT_INTERRUPTED, EXIT_USAGE, Judgement, Us
 from harness.report import github, markdown, text
 from harness.report.panel import LivePanel
 from harness.targets import base, local
-from harness.traffic import importing
+from harness.traffic import exports, importing
 from harness.traffic import plan as plans
 from harness.traffic.capture import filters, tcpdump
 from harness.traffic.recording import RecordingHeader
@@ -118,11 +118,29 @@ def import_command(
     ] = None,
     until: Annotated[str | None, typer.Option(help="Keep what came before that, such as 10m.")] = None,
     sample: Annotated[str | None, typer.Option(help="Keep this share of the connections, such as 10%.")] = None,
+    synthetic_prompts: Annotated[
+        bool, typer.Option("--synthetic-prompts", help="Replace prompts by made-up ones of as many tokens.")
+    ] = False,
+    tokenizer: Annotated[Path, typer.Option(help="Whose tokens: a model's directory.")] = Path(".cache/tiny"),
 ) -> None:
     """Turn captured traffic into a recording that can be replayed: scrubbed, and with an account of what was lost."""
     kept = filters.read(method, path, status, size, client, from_time, until, sample)
-    choices = importing.choices(port, keep_secrets, kept, session_header, scrub_field)
+    made_up = tokenizer if synthetic_prompts else None
+    choices = importing.choices(port, keep_secrets, kept, session_header, scrub_field, made_up)
     _tell_import(out, importing.import_from(source, captures, out, choices))
+
+
+@app.command("export")
+def export_command(
+    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="What `harness import` wrote.")],
+    to: Annotated[exports.Format, typer.Option("--to", help="The format of another tool.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where it goes.")],
+) -> None:
+    """Write a recording in the format of another tool, and say what that cannot hold."""
+    done = exports.export(recording, to, out)
+    for why, count in done.left_out.items():
+        print(f"{count} left out: {why}")
+    print(f"{out}: {done.written} requests")
 
 
 @app.command("record")
