@@ -300,21 +300,29 @@ def test_a_slower_engine_fails_against_the_capture(baseline: Path) -> None:
 # What goes wrong ---------------------------------------------------------------------------------------------------
 
 
-def test_a_target_that_goes_down_fails_and_leaves_a_readable_run(baseline: Path, tmp_path: Path) -> None:
-    """The engine dies in the middle: the replay plays on to its end, and the verdict says what is served no more."""
+@pytest.mark.parametrize(
+    ("loss", "order", "outcome"),
+    [(signal.SIGKILL, "connection", Outcome.REFUSED), (signal.SIGSTOP, "open", Outcome.TIMEOUT)],
+    ids=["killed", "frozen"],
+)
+def test_a_target_that_goes_down_fails_and_leaves_a_readable_run(
+    baseline: Path, tmp_path: Path, loss: signal.Signals, order: str, outcome: Outcome
+) -> None:
+    """The engine is lost in the middle: the replay plays on to its end, and the verdict says what is served no more."""
     shutil.copy(baseline / "recording.jsonl", tmp_path)
-    (tmp_path / "replay.yaml").write_text(REPLAY)
+    played = f"recording.jsonl, order: {order}, time_limit: 3s"
+    (tmp_path / "replay.yaml").write_text(REPLAY.replace("recording.jsonl", played))
     with simulated_engine(tmp_path, "--max-model-len", str(LIMIT)) as (url, pid):
         run = [HARNESS, "run", "replay.yaml", "--target", str(url_target(tmp_path, url))]
         with process(run, cwd=tmp_path) as conductor:
             latest = tmp_path / "runs" / "latest"
             until(lambda: any(p.stat().st_size > 2000 for p in latest.glob("log.player-*.bin")), 60, "observations")
-            os.kill(pid, signal.SIGKILL)
-            said, _ = conductor.communicate(timeout=90)
+            os.kill(pid, loss)
+            said, _ = conductor.communicate(timeout=120)
     seen = timeline.read(latest)
     assert not seen.damage
     assert seen.seen.all()
-    assert {Outcome.OK, Outcome.REFUSED} <= set(seen.observations["outcome"])
+    assert {Outcome.OK, outcome} <= set(seen.observations["outcome"])
     told = dict(verdict(latest))
     assert (conductor.returncode, told["verdict"]) == (1, "FAIL"), said
     assert found(told, "same_answers")["changes"]["accepted_then_failed"]["bad"] > 0

@@ -97,9 +97,9 @@ class Listening:
 def why_not() -> str:
     """Why this process cannot capture, as a sentence; empty when it can."""
     if not shutil.which("tcpdump"):
-        return "tcpdump is not installed: `apt-get install tcpdump`, or run the printed command elsewhere"
+        return "tcpdump is not installed: `apt-get install tcpdump`, or run what `harness capture` prints elsewhere"
     if os.geteuid() != 0:
-        return "only root may capture: run it with sudo, or without --run to see the command"
+        return "only root may capture: run it with sudo, or run what `harness capture` prints elsewhere"
     return ""
 
 
