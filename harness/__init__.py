@@ -10,10 +10,12 @@ Every verb reads files and writes the next, so each can be run again alone, on a
 
 The rooms, upper ones may import lower ones only:
 
-    cli         the door: plan, run, judge, report, verify, stack, doctor
+    cli         the door: plan, run, judge, report, verify, import, record, heal, stack, doctor
+    record      a run with tcpdump beside it -> a recording
     run         the conductor: children, start barrier, stop
     evidence    a run directory: laid out, judged, verified
     drivers     play a plan, write observations          report   tell a verdict (text, Markdown, JUnit)
+    chaos       break the stack and mend it, under guard: faults, discipline, guard, undo, experiments
     watch       asks what the stack says of itself; sources, how each kind of it is asked
     scenario    a scenario file <-> one frozen Scenario
     traffic     what to send and when; pure, seeded      targets  the stack under test
@@ -41,6 +43,12 @@ Words:
     steady state      the window that gates are judged in
     plan              every request of a run, seeded and written before the run
     player            sends the plan
+    capture           packets, as tcpdump wrote them; flows are what each side said, messages are HTTP
+    recording         captured requests as a file: scrubbed, with their moments, answers and an account of losses
+    replay            a recording played again; a group is a captured connection or session
+    fault             one way to break a stack: aims, injects, proves it, undoes, proves that
+    guard             a process that undoes a fault when whoever injected it is gone
+    heal              take back what is left over
     target            the stack under test
     window            a named span of the timeline; a request belongs to the window it was due in
     gate              a promise that a scenario makes, with its limit
