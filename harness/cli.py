@@ -1,6 +1,7 @@
 """The door. Reads the command line, calls one function of a room below, prints what it says, exits with its code.
 
-Exit codes: 0 PASS, 1 FAIL, 2 usage or configuration, 3 INVALID, 4 INCONCLUSIVE, 130 interrupted.
+Exit codes: 0 PASS, 1 FAIL, 2 usage or configuration, 3 INVALID, 4 INCONCLUSIVE, 5 a fault may still be in
+force, 130 interrupted.
 """
 
 import os
@@ -15,7 +16,8 @@ import typer
 from rich.console import Console
 
 from harness import evidence, record, run, scenario
-from harness.model import EXIT_CODE, EXIT_INTERRUPTED, EXIT_USAGE, Judgement, UsageError, Verdict
+from harness.chaos import undo
+from harness.model import EXIT_CODE, EXIT_INTERRUPTED, EXIT_UNSAFE, EXIT_USAGE, Judgement, UsageError, Verdict
 from harness.report import github, markdown, text
 from harness.report.panel import LivePanel
 from harness.targets import base, local
@@ -207,6 +209,13 @@ def verify(run_dir: RunDir) -> None:
 
 
 @app.command()
+def heal() -> None:
+    """Take back every fault that a run left in force when it died."""
+    if undo.heal(print):
+        raise typer.Exit(EXIT_UNSAFE)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON schema of scenario files, for editors."""
     sys.stdout.buffer.write(
@@ -227,6 +236,7 @@ def doctor() -> None:
             "`make vllm` installs it; the simulated engine needs nothing",
         ),
         (Path(".cache/tiny/tokenizer.json").exists(), "tiny model and tokenizer", "`make setup` builds them"),
+        (not undo.left(), "no fault left in force", "`harness heal` takes it back"),
         (Path("/dev/nvidia0").exists(), "a GPU", "the local stack simulates one and says so in every report"),
     )
     for there, what, otherwise in checks:

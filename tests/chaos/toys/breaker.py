@@ -1,0 +1,59 @@
+"""python breaker.py WORK TTL_S DEED FAULT: injects a toy fault (its arguments as JSON), and then does as it is told.
+
+It says `held` when the fault is in force, and at the end how that ended and how many signals were put off.
+"""
+
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+import orjson
+from toy import LONG_S, Toy
+
+from harness.chaos.discipline import Injection, under
+from harness.log import Log
+from harness.targets import base
+
+
+def do(deed: str, injection: Injection) -> None:
+    if deed == "raise":
+        raise ZeroDivisionError("an accident")
+    if deed == "exit":
+        sys.exit(7)
+    if deed == "exit at once":
+        os._exit(7)
+    if deed == "fork" and not (child := os.fork()):
+        time.sleep(LONG_S)
+    if deed == "fork":
+        print("child", child, flush=True)
+    if deed == "fill the disk":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    elif deed != "return":
+        injection.hold(LONG_S)
+
+
+def main() -> None:
+    work, ttl_s, deed, arguments = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], orjson.loads(sys.argv[4])
+    run_dir, target = work / "run", base.load(str(work / "target.yaml"))
+    log = Log(run_dir / "log.chaos.jsonl")
+    if deed == "no room":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16, resource.RLIM_INFINITY))
+    put_off = 0
+    try:
+        with under("toy", Toy(**arguments), target, log, ttl_s=ttl_s, run_dir=run_dir) as injection:
+            print("held", flush=True)
+            try:
+                do(deed, injection)
+            finally:
+                put_off = injection.signals
+        put_off = injection.signals
+    except BaseException as error:
+        print("ended", type(error).__name__, put_off, flush=True)
+        raise
+    print("ended well", put_off, flush=True)
+
+
+if __name__ == "__main__":
+    main()
