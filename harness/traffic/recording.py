@@ -7,6 +7,7 @@ a HAR file, a trace of token counts), from here on it is the same. Nothing here 
 
 import contextlib
 import gzip
+import lzma
 import math
 import zlib
 from base64 import b64decode, b64encode
@@ -22,6 +23,7 @@ from harness.log import write_beside
 from harness.model import NEVER, Finish, UsageError
 
 VERSION = 1
+_UNPACKED: dict[str, Any] = {".gz": lambda file: gzip.GzipFile(fileobj=file), ".xz": lzma.LZMAFile}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,12 @@ def read(path: Path) -> tuple[RecordingHeader, Iterator[Recorded]]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file, unpacked when its name ends in .gz."""
+    """The file, unpacked when its name ends in .gz or .xz."""
     try:
         with open(path, "rb") as file:
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
-    except (OSError, EOFError, zlib.error) as error:
+            unpack = _UNPACKED.get(path.suffix)
+            yield cast(IO[bytes], unpack(file)) if unpack else file
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         why = getattr(error, "strerror", None) or error
         raise UsageError(f"the recording {path} cannot be read: {why}") from None
 

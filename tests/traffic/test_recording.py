@@ -1,6 +1,8 @@
 """A recording is read back as it was written, and nothing else is taken for one."""
 
 import gzip
+import lzma
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,13 @@ from harness.traffic import recording
 from harness.traffic.recording import Answered, Recorded, RecordingHeader
 
 HEADER = RecordingHeader(
-    ("one.pcap",), requests=2, connections=1, lasts_s=1.5, lost_share=0.25, account={"seen": 3}, shapes={"7": ["id:text"]}
+    ("one.pcap",),
+    requests=2,
+    connections=1,
+    lasts_s=1.5,
+    lost_share=0.25,
+    account={"seen": 3},
+    shapes={"7": ["id:text"]},
 )
 FULL = Recorded(
     at_s=0.5, connection=3, turn=1, method="POST", path="/v1/chat/completions", raw=b"POST \xff\r\n\r\n\xc3",
@@ -18,7 +26,9 @@ FULL = Recorded(
     client="a", session="s", flaw="bad_json", stream=True, prompt_tokens=12, max_tokens=3, lead_s=0.001, pipelined=True,
     give_up_s=0.2, half_close_s=0.1,
 )  # fmt: skip
-BARE = Recorded(at_s=0.0, connection=0, turn=0, method="GET", path="/health", raw="GET /é\r\n\r\n".encode(), answer=Answered())
+BARE = Recorded(
+    at_s=0.0, connection=0, turn=0, method="GET", path="/health", raw="GET /é\r\n\r\n".encode(), answer=Answered()
+)
 
 
 def test_a_recording_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -61,11 +71,12 @@ def test_a_damaged_line_and_a_missing_one_are_told(tmp_path: Path) -> None:
         recording.read(tmp_path / "none.jsonl")
 
 
-def test_a_packed_recording_is_read_as_it_is(tmp_path: Path) -> None:
-    """A name that ends in .gz is unpacked; one that breaks off is told."""
-    plain, packed = tmp_path / "r.jsonl", tmp_path / "r.jsonl.gz"
+@pytest.mark.parametrize(("name", "pack"), [("r.jsonl.gz", gzip.compress), ("r.jsonl.xz", lzma.compress)])
+def test_a_packed_recording_is_read_as_it_is(tmp_path: Path, name: str, pack: Callable[[bytes], bytes]) -> None:
+    """A name that ends in .gz or .xz is unpacked; one that breaks off is told."""
+    plain, packed = tmp_path / "r.jsonl", tmp_path / name
     recording.write(plain, HEADER, [BARE, FULL])
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    packed.write_bytes(pack(plain.read_bytes()))
     assert list(recording.read(packed)[1])[1] == FULL
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(UsageError, match="cannot be read"):
