@@ -107,10 +107,10 @@ class Device:
         """The device now. Raises FileNotFoundError when there is none."""
         return _decode(json.loads(self.path.read_text()))
 
-    def allocate(self, name: str, size_bytes: int) -> None:
-        """Take memory for this process; held until `free` or until the process dies.
+    def allocate(self, name: str, size_bytes: int, pid: int | None = None) -> None:
+        """Take memory for a process, this one by default; held until `free` or until the process dies.
 
-        Raises OutOfDeviceMemory, and takes nothing, when it does not fit.
+        Raises OutOfDeviceMemory, and takes nothing, when it does not fit; ProcessLookupError for a dead process.
         """
         if size_bytes < 0:
             raise ValueError(f"cannot allocate {size_bytes} bytes")
@@ -121,12 +121,12 @@ class Device:
                     f"{self.uuid} out of memory: tried to allocate {size_bytes / 2**30:.2f} GiB for {name}, "
                     f"{state.free_bytes / 2**30:.2f} GiB of {state.total_bytes / 2**30:.2f} GiB is free."
                 )
-            allocation = Allocation(_this_process(), name, size_bytes)
+            allocation = Allocation(_owner(pid or os.getpid()), name, size_bytes)
             self._write(replace(state, allocations=[*state.allocations, allocation]))
 
     def free(self, name: str) -> None:
         """Return whatever this process holds under that name."""
-        owner = _this_process()
+        owner = _owner(os.getpid())
         with self._locked():
             state = self.read()
             kept = [a for a in state.allocations if (a.owner, a.name) != (owner, name)]
@@ -134,7 +134,7 @@ class Device:
 
     def report(self, busy: float, tensor_active: float, dram_active: float) -> None:
         """Set the utilisation on behalf of this process; shares of the time since the last report."""
-        utilisation = Utilisation(_this_process(), time.monotonic(), busy, tensor_active, dram_active)
+        utilisation = Utilisation(_owner(os.getpid()), time.monotonic(), busy, tensor_active, dram_active)
         with self._locked():
             self._write(replace(self.read(), utilisation=utilisation))
 
@@ -164,10 +164,11 @@ def _decode(document: dict[str, Any]) -> State:
     )
 
 
-def _this_process() -> Owner:
-    started = _started(os.getpid())
-    assert started is not None
-    return Owner(os.getpid(), started)
+def _owner(pid: int) -> Owner:
+    started = _started(pid)
+    if started is None:
+        raise ProcessLookupError(f"there is no process {pid}")
+    return Owner(pid, started)
 
 
 def _started(pid: int) -> int | None:
