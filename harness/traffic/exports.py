@@ -134,7 +134,7 @@ def _block_names(one: Recorded, count: int, per_block: int) -> Sequence[bytes | 
 
 def _prompt(one: Recorded) -> bytes:
     asked = _json(one)
-    return b"".join(orjson.dumps(asked[name]) for name in _PROMPT if name in asked) if asked else b""
+    return b"".join(_dumped(asked[name]) for name in _PROMPT if name in asked) if asked else b""
 
 
 # AIPerf -------------------------------------------------------------------------------------------------------------
@@ -148,8 +148,10 @@ def aiperf(path: Path, left_out: Counter[str]) -> Iterator[bytes]:
             left_out["malformed"] += 1
         elif not asked or not isinstance(asked.get("messages"), list):
             left_out["without messages"] += 1
+        elif line := _dumped(asked):
+            yield line + b"\n"
         else:
-            yield orjson.dumps(asked) + b"\n"
+            left_out["nested too deep"] += 1
 
 
 # HAR ----------------------------------------------------------------------------------------------------------------
@@ -249,6 +251,14 @@ def _json(one: Recorded) -> dict[str, Any] | None:
     except (Undecodable, orjson.JSONDecodeError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _dumped(value: object) -> bytes:
+    """A value as JSON; nothing where it is nested deeper than can be written."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return b""
 
 
 _WRITERS: Mapping[Format, Callable[[Path, Counter[str]], Iterator[bytes]]] = {

@@ -47,7 +47,7 @@ _WORD = re.compile(r"[a-z]{1,3}")
 _FEWEST_WORDS = 64
 _TEXTS_KEPT = 256  # conversations say the same again with each turn
 
-_KEPT_ESCAPE = re.compile(rb"\\u[0-9A-Fa-f]{4}|\\.", re.DOTALL)
+_KEPT_ESCAPE = re.compile(rb"\\u[0-9A-Fa-f]{4}|\\[\"\\/bfnrtu]")
 _HIGH = re.compile(rb"[\x80-\xff]")
 _SIGN = re.compile(rb"[A-Za-z0-9]")
 
@@ -77,7 +77,7 @@ class Synthetic:
             raise scrub.Unscrubbable("a compressed body")
         try:
             raw = with_content(one.raw, self._content)
-        except orjson.JSONDecodeError:
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError, RecursionError):  # no JSON, or too deep to be written
             raw = None
         if raw is None:
             return replace(one, raw=head + masked_body(head, body)), Counter({"bodies masked": 1})

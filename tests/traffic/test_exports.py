@@ -87,10 +87,11 @@ def test_aiperf_has_bodies(tmp_path: Path) -> None:
         0.0, 1, 0, "POST", "/v1/chat/completions", head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), SERVED
     )
     embed = posted(0.0, b'{"input":"x"}', "/v1/embeddings")
-    data, left_out = exported(tmp_path, Format.AIPERF, chat(0.0, "hi"), chunked, BROKEN, embed, LOOK)
+    deep = posted(0.0, b'{"messages":' + b"[" * 300 + b"]" * 300 + b"}")
+    data, left_out = exported(tmp_path, Format.AIPERF, chat(0.0, "hi"), chunked, BROKEN, embed, LOOK, deep)
     first, second = map(json.loads, data.splitlines())
     assert (first["messages"][0]["content"], second) == ("hi", {"messages": [], "n": 1})
-    assert left_out == {"malformed": 1, "without messages": 2}
+    assert left_out == {"malformed": 1, "without messages": 2, "nested too deep": 1}
 
 
 def test_an_archive_can_be_imported_again(tmp_path: Path) -> None:

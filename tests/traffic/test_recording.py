@@ -24,7 +24,7 @@ FULL = Recorded(
     at_s=0.5, connection=3, turn=1, method="POST", path="/v1/chat/completions", raw=b"POST \xff\r\n\r\n\xc3",
     answer=Answered(200, 0.1, 0.2, 0.3, 0.31, (0.01, 0.02), 12, 3, Finish.LENGTH, 7, whole=True),
     client="a", session="s", flaw="bad_json", stream=True, prompt_tokens=12, max_tokens=3, lead_s=0.001, pipelined=True,
-    give_up_s=0.2, half_close_s=0.1,
+    give_up_s=0.2, half_close_s=0.1, blocks=(7, 8),
 )  # fmt: skip
 BARE = Recorded(
     at_s=0.0, connection=0, turn=0, method="GET", path="/health", raw="GET /é\r\n\r\n".encode(), answer=Answered()

@@ -171,6 +171,8 @@ BROKEN = [
     HEAD + b"\r\n" + BAD + b"}",
     posted(BAD + b"\xff"),
     posted(b"Jane Roe, diagnosis: plain text"),
+    posted(b"[" * 300 + b'"Jane"' + b"]" * 300),
+    posted(b"[" * 900 + b'"Jane"' + b"]" * 900),
 ]
 
 
@@ -183,6 +185,22 @@ def test_what_is_broken_keeps_its_length_and_its_structure(made_up: Synthetic, r
     assert head == raw.partition(b"\r\n\r\n")[0]
     assert not re.search(rb"(?i)jane|roe|diagn|4711|role|sis", body)
     assert re.sub(rb"[^{}\[\]:,]", b"", body) == re.sub(rb"[^{}\[\]:,]", b"", raw.partition(b"\r\n\r\n")[2])
+
+
+@pytest.mark.parametrize("raw", BROKEN)
+def test_wherever_a_request_ends_nothing_leaks(made_up: Synthetic, raw: bytes) -> None:
+    """A capture may cut it anywhere, or begin anywhere in it."""
+    for cut in range(0, len(raw), 3):
+        for part in (raw[:cut], raw[cut:]):
+            told = made_up.recorded(one(part))[0]
+            assert not re.search(rb"Jane|Roe|diagn|4711", told.raw + told.path.encode())
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"", posted(b'{"a":"b"}'), BROKEN[3], BROKEN[4]]))
+def test_any_bytes_can_be_taken(made_up: Synthetic, after: bytes, before: bytes) -> None:
+    """None is too broken; what has no request line comes back masked."""
+    told = made_up.recorded(one(before + after))[0]
+    assert told.raw.startswith(b"POST /v1/chat/completions HTTP/1.1\r\n" if before else masked_text(after))
 
 
 @pytest.mark.parametrize(

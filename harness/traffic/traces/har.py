@@ -33,7 +33,7 @@ def read(path: Path, reader: Reader) -> Iterator[tuple[Recorded, str]]:
         try:
             place = connections.place(str(entry.get("connection") or ""))
             yield reader.recorded(_exchange(entry, place)), _lost(entry["request"])
-        except (UsageError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (UsageError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             why = error.sentence if isinstance(error, UsageError) else f"not as HAR 1.2 has it: {error!r:.80}"
             raise UsageError(f"entry {number}: {why}", str(path)) from None
 

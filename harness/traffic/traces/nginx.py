@@ -3,7 +3,8 @@
     log_format timed '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent '
                      '"$http_referer" "$http_user_agent" $request_time';
 
-They hold no bytes of a request and no token counts: what can be played is when something was asked of which path.
+They hold no bytes of a request and no token counts: what can be played is when something was asked of which path, with
+prompts as short as can be.
 A line is written when its request is over and has whole seconds; with `$request_time` a request's own beginning is
 known that well, without it only its end is. Queries, names of users, referers and agents are not kept.
 """
