@@ -23,7 +23,7 @@ from harness.chaos.limit import limited
 from harness.log import Log
 from harness.targets.base import Target
 
-STEP_LIMIT_S = 30.0  # of finding targets, of injecting, and of the proof; a fault's own limits tell more
+STEP_LIMIT_S = 30.0  # of finding targets, and of the proof; a fault's own limits tell more
 TICK_S = 0.1
 
 
@@ -181,16 +181,18 @@ class Injection:
     def _break(self, aim: Aim, signals: "_Counted") -> None:
         detail = {"targets": aim.targets, "radius": aim.radius, "undo": aim.undo}
         self._journal.note("injecting", **detail, arguments=undo.arguments(self.fault))
-        self._run("inject", self.fault.inject, aim, signals)
-        evidence = self._run("applied", self.fault.applied, aim, signals)
+        self._run("inject", self.fault.inject_limit_s, self.fault.inject, aim, signals)
+        evidence = self._run("applied", STEP_LIMIT_S, self.fault.applied, aim, signals)
         if not evidence:
             raise Unproven("it gave no evidence that it was applied")
         self._journal.note("injected", evidence=evidence)
 
-    def _run(self, step: str, call: Callable[[Target, Mapping[str, Any]], Any], aim: Aim, signals: "_Counted") -> Any:
+    def _run(
+        self, step: str, limit_s: float, call: Callable[[Target, Mapping[str, Any]], Any], aim: Aim, signals: "_Counted"
+    ) -> Any:
         self._step = step
         try:
-            with signals.breaking(), limited(STEP_LIMIT_S, step):
+            with signals.breaking(), limited(limit_s, step):
                 return call(self.target, aim.state)
         except OSError as error:
             raise Unproven(f"{step}: {error}") from error

@@ -59,6 +59,8 @@ def inject(
     """Put a fault in force, under guard, and prove it. Raises as `Injection.begin`; UsageError for wrong arguments."""
     if _session.over.is_set():
         raise UsageError("the run is over: nothing more is broken")
+    if "ttl_s" in getattr(FAULTS.get(fault), "__dataclass_fields__", {}):
+        arguments["ttl"] = ttl  # what can end by itself does so when its guard would end it
     injection = Injection(
         fault,
         made(fault, arguments),

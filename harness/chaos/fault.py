@@ -15,7 +15,7 @@ from harness.targets.base import Target
 
 
 class Refused(Exception):  # noqa: N818 -- an outcome, not an error
-    """The fault may not or cannot be injected here: no target, too few would be left, it is not allowed. One sentence."""
+    """The fault may not or cannot be injected here: no target, too few would be left, not allowed. One sentence."""
 
 
 class Unproven(Exception):  # noqa: N818 -- an outcome, not an error
@@ -46,6 +46,11 @@ class Fault(ABC):
     @abstractmethod
     def resolve(self, target: Target) -> Aim:
         """Find what would be hit, and change nothing. Raises Refused."""
+
+    @property
+    def inject_limit_s(self) -> float:
+        """How long `inject` may take at most; a fault that comes on slowly has more."""
+        return 30.0
 
     @abstractmethod
     def inject(self, target: Target, state: Mapping[str, Any]) -> None:

@@ -79,6 +79,10 @@ class GpuLeak(Fault):
             state=state,
         )
 
+    @property
+    def inject_limit_s(self) -> float:
+        return START_LIMIT_S + self.ttl_s
+
     def inject(self, target: Target, state: Mapping[str, Any]) -> None:
         """Returns when the leak says that it holds what it aims at, or raises Unproven when it cannot get there."""
         permit.grant(Path(state["permit"]))
