@@ -57,16 +57,20 @@ class Scene:
             os.kill(pid, signal.SIGKILL)
         self.until(lambda: not self.guards(), "the guard is dead")
 
-    def harness(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
+    def begin_harness(self, *words: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
             [HARNESS, *words],
             cwd=self.work,
-            env=self.environment,
-            capture_output=True,
+            env={**self.environment, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=LIMIT_S,
-            check=False,
         )
+
+    def harness(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        running = self.begin_harness(*words)
+        said, _ = running.communicate(timeout=LIMIT_S)
+        return subprocess.CompletedProcess(words, running.returncode, said)
 
     def close(self) -> None:
         for owner in self.owners:

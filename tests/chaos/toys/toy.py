@@ -28,6 +28,10 @@ class Toy(Fault):
             raise Refused(f"{self.path} is there already")
         return Aim((self.path,), "nobody feels it", f"rm {self.path}", {"path": self.path})
 
+    @property
+    def inject_limit_s(self) -> float:
+        return 1.0
+
     def inject(self, target: Target, state: Mapping[str, Any]) -> None:
         if not self.idle:
             Path(state["path"]).touch()
