@@ -18,7 +18,7 @@ import orjson
 from harness import provenance, scenario, timeline
 from harness.judge import verdict as verdicts
 from harness.log import read_run_json, write_beside
-from harness.model import EXIT_CODE, SEVERITY, Finding, Judgement, UsageError, Verdict
+from harness.model import EXIT_CODE, EXIT_UNSAFE, SEVERITY, Finding, Judgement, UsageError, Verdict
 from harness.report import junit, markdown
 from harness.targets import base
 
@@ -182,8 +182,8 @@ def _told(run_dir: Path) -> bytes:
 
 
 def worst(told: Sequence[Verdict]) -> Verdict:
-    """The verdict that stands for all: the gravest, and of equals the one with the higher exit code."""
-    return min(told, key=lambda verdict: (SEVERITY.index(verdict.verdict), -verdict.exit_code))
+    """The verdict that stands for all: the gravest; of equals one of a stack left unsafe, then the higher exit code."""
+    return min(told, key=lambda v: (SEVERITY.index(v.verdict), v.exit_code != EXIT_UNSAFE, -v.exit_code))
 
 
 def begin_stage(runs: Path, stage: int) -> Path:

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, TypeAdapter
 
 from harness import document
 from harness.document import OneOf, Place
+from harness.judge import resilience
 from harness.judge.against_capture import LatencyAgainstCapture, SameAnswers
 from harness.judge.gates import GATES, Gate, Rejections, unknown_names
 from harness.judge.gpu import GpuMemory
@@ -24,7 +25,6 @@ from harness.traffic.plan import Traffic
 from harness.traffic.replay import Replay
 from harness.units import Duration, spec
 
-AROUND_FAULTS = ("before", "during", "after")  # the windows that the events of faults cut out of a run
 GREATEST_SEED = 2**63 - 1  # what JSON readers and 64-bit integers hold
 
 
@@ -135,7 +135,7 @@ def _of_chaos(file: ScenarioFile | ReplayFile, to_plan: bool) -> Iterator[tuple[
 
 
 def _of_gates(gates: tuple[Gate, ...], file: ScenarioFile | ReplayFile) -> Iterator[tuple[Place, str]]:
-    traffic, windows = file.traffic, (*file.traffic.window_names, *(AROUND_FAULTS if file.chaos else ()))
+    traffic, windows = file.traffic, (*file.traffic.window_names, *(resilience.WINDOWS if file.chaos else ()))
     for k, gate in enumerate(gates):
         place = ("gates", k, gate.id)
         if complaint := unknown_names(gate.spec, traffic.classes, windows):
@@ -144,6 +144,8 @@ def _of_gates(gates: tuple[Gate, ...], file: ScenarioFile | ReplayFile) -> Itera
             yield place, f"{gate.id} judges nothing: the traffic has no request that is to be refused"
         if isinstance(gate.spec, SameAnswers | LatencyAgainstCapture) and not isinstance(traffic, Replay):
             yield place, f"{gate.id} compares with a capture: it needs `traffic: {{replay: FILE}}`"
+        if isinstance(gate.spec, resilience.OfFaults) and not file.chaos:
+            yield place, f"{gate.id} judges what a fault does: it needs `chaos: [{{experiment: FILE, at: 40s}}]`"
 
 
 def _of_recording(replay: Replay, gates: tuple[Gate, ...], on_inconclusive: str) -> Iterator[tuple[Place, str]]:

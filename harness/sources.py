@@ -28,6 +28,7 @@ ENGINE_METRICS = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
+    "vllm:request_success_total",
     "vllm:num_preemptions_total",
     "vllm:generation_tokens_total",
     "vllm:prompt_tokens_total",
@@ -66,8 +67,13 @@ class Engine:
         self.name, self._session = url, _session()
 
     def sample(self) -> Iterator[Reading]:
+        """One reading a metric and engine: counts by further labels, such as why requests ended, are summed."""
+        sums: dict[tuple[str, str], Reading] = {}
         for seen in scrape(self._session, f"{self.name}/metrics", ENGINE_METRICS):
-            yield replace(seen, labels={"engine": _engine_of(self.name, seen.labels)})
+            key = seen.name, _engine_of(self.name, seen.labels)
+            before = sums[key].value if key in sums else 0.0
+            sums[key] = replace(seen, labels={"engine": key[1]}, value=before + seen.value)
+        yield from sums.values()
 
 
 def _engine_of(url: str, labels: Mapping[str, str]) -> str:

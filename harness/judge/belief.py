@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.judge import measures, statistics
+from harness.judge import faults, measures, statistics
 from harness.judge.counts import lasting, percent, seconds
 from harness.model import Finding, Judgement, Outcome, Tag, Window
 from harness.timeline import Timeline
@@ -60,6 +60,7 @@ def believe(timeline: Timeline, windows: Sequence[Window], tightest_s: float | N
         _waiting(timeline, windows, "steal", "{} of the machine was taken away by its host", near),
         _little(timeline, windows),
         *([_capture(timeline)] if timeline.replay else []),
+        *([faults.finding(timeline)] if faults.planned(timeline) else []),
     )
 
 

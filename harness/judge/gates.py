@@ -17,6 +17,7 @@ from harness.judge import measures
 from harness.judge.against_capture import LatencyAgainstCapture, SameAnswers
 from harness.judge.counts import Goodput, Latency, LatencyLimit, Scope, Success
 from harness.judge.gpu import GpuMemory
+from harness.judge.resilience import Alert, Recovery, ReplicaRecovery, RetryStorm
 from harness.model import Finding, Judgement, Outcome, Tag, Window
 from harness.timeline import Timeline
 from harness.units import Rate, spec
@@ -170,4 +171,8 @@ GATES: Mapping[str, Any] = {
     "gpu_memory": GpuMemory,
     "same_answers": SameAnswers,
     "latency_against_capture": LatencyAgainstCapture,
+    "recovery": Recovery,
+    "replica_recovery": ReplicaRecovery,
+    "alert": Alert,
+    "retry_storm": RetryStorm,
 }

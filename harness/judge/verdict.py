@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import orjson
 
-from harness.judge import belief
+from harness.judge import belief, faults, resilience
 from harness.judge.against_capture import LatencyAgainstCapture, SameAnswers
 from harness.judge.counts import Goodput, Latency, Success, percent, seconds
 from harness.judge.gates import Gate
 from harness.judge.gpu import GpuMemory
+from harness.judge.resilience import Recovery
 from harness.judge.tables import tables
-from harness.model import EXIT_CODE, EXIT_INTERRUPTED, SEVERITY, Finding, Judgement, Verdict, Window
+from harness.model import EXIT_CODE, EXIT_INTERRUPTED, EXIT_UNSAFE, SEVERITY, Finding, Judgement, Verdict, Window
 from harness.timeline import Timeline
 
 SCHEMA = 1
@@ -51,6 +52,8 @@ def judge(
     judged = [gate for gate in gates if gate not in idle]
     if on_inconclusive == "extend":
         judged = for_two_looks(judged)
+    recovery = next((gate.spec for gate in judged if isinstance(gate.spec, Recovery)), Recovery(within_s=30.0))
+    timeline = resilience.with_windows(timeline, recovery)
     windows = _windows(timeline, judged)
     believed = belief.believe(timeline, windows, _tightest_s(timeline, judged))
     findings = tuple(gate.finding(timeline) for gate in judged)
@@ -58,7 +61,7 @@ def judge(
     notes = [f"{row['gate']} is not applicable: {row['why']}" for row in skipped]
     if any("confidence" in finding.figures for finding in findings):
         notes.append("the bounds cover the chance within this run; what differs between runs, only more runs can show")
-    told = tables(timeline, windows)
+    told = {**tables(timeline, windows), **resilience.tables(timeline, recovery)}
     if resent := told["facts"]["resent"]:
         notes.append(f"{resent:,} requests went out twice: the server had closed their idle connection")
     verdict = Verdict(
@@ -69,9 +72,21 @@ def judge(
         notes=tuple(dict.fromkeys((*notes, *(note for finding in findings for note in _notes(finding))))),
         provenance=provenance,
     )
+    if unsafe := _unsafe(timeline):
+        return replace(verdict, verdict=Judgement.INVALID, exit_code=EXIT_UNSAFE, why=unsafe)
     if belief.interrupted(timeline):
         return replace(verdict, verdict=Judgement.INVALID, exit_code=EXIT_INTERRUPTED, why="interrupted")
     return _by_policy(verdict, on_inconclusive)
+
+
+def _unsafe(timeline: Timeline) -> str:
+    """Why somebody must look at the stack before all else: a fault is still in it, or a run was stopped for safety."""
+    if left := faults.left(timeline):
+        return (
+            f"{', '.join(one.name for one in left)} could not be undone, or nothing shows that it was: `harness heal`"
+        )
+    why = faults.safety_stop(timeline)
+    return f"stopped for safety: {why}" if why else ""
 
 
 def undecided(timeline: Timeline, gates: Sequence[Gate], gpu: str) -> bool:
@@ -95,12 +110,20 @@ def _windows(timeline: Timeline, gates: Sequence[Gate]) -> list[Window]:
     named = {gate.spec.window for gate in gates}
     every = [window for window in timeline.windows.values() if window.end_s > window.start_s]
     every = every or [Window("plan", 0.0, 1.0)]
-    return [window for window in every if window.name in named] or every
+    judged = [window for window in every if window.name in named] or every
+    return [window for window in judged if not any(_holds(other, window) for other in judged)]
+
+
+def _holds(outer: Window, inner: Window) -> bool:
+    """Whether one window lies in another, as those around a fault do in the steady state: it is not counted twice."""
+    return outer != inner and outer.start_s <= inner.start_s and inner.end_s <= outer.end_s
 
 
 def _tightest_s(timeline: Timeline, gates: Sequence[Gate]) -> float | None:
     limits_s = [g.spec.below_s for g in gates if isinstance(g.spec, Latency) and g.spec.of in ("e2e", "ttft")]
     for gate in gates:
+        if isinstance(gate.spec, Recovery):
+            limits_s.append(gate.spec.below_s)
         if isinstance(gate.spec, Goodput):
             limits_s += [limit_s for of, limit_s in gate.spec.limits.items() if of != "tpot"]
         window = timeline.windows.get(gate.spec.window)

@@ -256,6 +256,10 @@ _DRAWN: Mapping[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "changes": ("Answers that changed", _changes),
     "against_capture": ("The same requests, then and now", _against),
     "over_time": ("Then and now, over time", _list),
+    "faults": ("What was broken", _list),
+    "around": ("Before, during and after the faults", _list),
+    "recovery": ("Recovery of the service, from the fault on", _list),
+    "replicas": ("Replicas that came back", _list),
 }
 
 

@@ -10,6 +10,10 @@ idle, on time and finished; a watcher that saw every GPU each second.
     replay: {lost_share: 0}     # what the plan says of its recording; the captured answers are then laid out too
     gpus: {GPU-0: {used: 0.8, skip: [40, 50], nan_at: 30}}
     player: {cpu_share: 0.3, skip: [0, 0]}
+    faults:                     # each proven and undone, as far as it says when
+      - {name: replica_killed, injected: 30, healed: 50, targets: [engine-1]}
+    events: [[50, replica_ready, engine-1, {pid: 7}]]      # anything else that a log told
+    engines: {engine-0: [[0, 30, 10], [30, 60, 20]]}       # spans of time, and the requests/s that reached it
     files: 1                    # that the observations are spread over
 """
 
@@ -121,7 +125,7 @@ def lay_out(run_dir: Path, story: dict[str, Any]) -> None:
     )
     plan = b"".join(plan_file.lines(header, [one.request for one in sent]))
     (run_dir / "plan.jsonl").write_bytes(plan)
-    facts = {"run": run_dir.name, "plan_sha256": hashlib.sha256(plan).hexdigest()}
+    facts = {"run": run_dir.name, "plan_sha256": hashlib.sha256(plan).hexdigest(), "chaos": story.get("chaos", [])}
     (run_dir / "run.json").write_bytes(orjson.dumps(facts))
     _observations(run_dir, sent, story.get("files", 1))
     if "replay" in story and not story["replay"].get("timing_only"):
@@ -131,6 +135,8 @@ def lay_out(run_dir: Path, story: dict[str, Any]) -> None:
     _player(run_dir, story, sent, start_s, end_s, closed_s)
     if "gpus" in story:
         _watch(run_dir, story, start_s, end_s)
+    _chaos(run_dir, story)
+    _engines(run_dir, story)
     log = Log(run_dir / "log.conductor.jsonl")
     log.event(Event(0.0, "origin"))
     if story.get("interrupted"):
@@ -174,6 +180,40 @@ def _player(
         at_s += 1.0
     if (why := story.get("stopped", "finished")) != "never":
         log.event(Event(closed_s, "stopped", "player", {"sent": len(sent), "why": why}))
+    log.close()
+
+
+def _chaos(run_dir: Path, story: dict[str, Any]) -> None:
+    """What was broken; the evidence of each step is whatever the story says, and some by default."""
+    log = Log(run_dir / "log.chaos.jsonl")
+    for fault in story.get("faults", ()):
+        name, injected_s, healed_s = fault["name"], fault.get("injected"), fault.get("healed")
+        begun_s = fault.get("injecting", injected_s)
+        log.event(
+            Event(begun_s, "injecting", name, {"targets": fault.get("targets", ["engine-1"]), "undo": "start it"})
+        )
+        if injected_s is not None:
+            log.event(Event(injected_s, "injected", name, {"evidence": fault.get("evidence", {"pid 7": "gone"})}))
+        if healed_s is not None:
+            log.event(Event(healed_s, "healing", name))
+            log.event(Event(healed_s, "healed", name, {"evidence": fault.get("undone", {"pid 8": "answers"})}))
+    for at_s, kind, name, detail in story.get("events", ()):
+        log.event(Event(at_s, kind, name, detail))
+    log.close()
+
+
+def _engines(run_dir: Path, story: dict[str, Any]) -> None:
+    """Once a second what each engine has finished; a gap between two spans is a restart, from nothing."""
+    log = Log(run_dir / "log.engines.jsonl")
+    for name, spans in story.get("engines", {}).items():
+        done, before_s = 0.0, spans[0][0]
+        for from_s, to_s, rate_per_s in spans:
+            done = done if from_s == before_s else 0.0
+            for second in range(from_s, to_s):
+                log.reading(Reading(second + 0.25, "vllm:request_success_total", done, {"engine": name}))
+                log.reading(Reading(second + 0.25, "vllm:num_requests_running", 4.0, {"engine": name}))
+                done += rate_per_s
+            before_s = to_s
     log.close()
 
 
