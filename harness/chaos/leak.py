@@ -4,8 +4,8 @@
 
 The memory is its own, so it is free again when the process is gone, however that came about: killed, at its TTL by a
 timer of the kernel (a hung driver call does not matter), or with its parent. It takes plain allocations of the driver
-and writes to them; never managed memory, which could be moved out of the card, or hang it. It refuses a step that would
-leave less free than the floor and waits there; the first allocation that is refused to it is its last.
+and writes to them; never managed memory, which could be moved out of the card, or hang it. It never leaves less
+free than its floor, and waits there; the first allocation that is refused to it is its last.
 
 Each line it says is a JSON object: the device, then every step with what it holds, then why it takes no more.
 """
@@ -27,6 +27,7 @@ from harness.chaos import permit
 
 LIBRARY = "libcuda.so.1"
 PATTERN = 0xA5
+GRAIN_BYTES = 2 * 2**20  # the driver's own: no crumbs are fought for
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _SIMULATOR = (sys.executable, "-m", "reference_stack.gpu")
 _SIMULATOR_FULL = 1
@@ -112,16 +113,17 @@ def leak(
 ) -> Iterator[dict[str, Any]]:
     """Take one step at each tick until the aim is held; yields what it says of each.
 
-    A step that would leave less free than the floor is put off to a later tick: what others give back, it takes.
+    A step that would leave less free than the floor is cut down to what does not. Without any room it is put off to a
+    later tick: what others give back, it takes.
     """
     held_bytes, waiting = 0, False
     for at_s in ticks:
-        size_bytes = min(step_bytes, aim_bytes - held_bytes)
         free_bytes, _ = device.memory()
+        size_bytes = _step(min(step_bytes, aim_bytes - held_bytes), free_bytes - floor_bytes)
         seen = {"at_s": round(at_s, 3), "free_bytes": free_bytes}
-        if free_bytes - size_bytes < floor_bytes:
+        if not size_bytes:
             if not waiting:
-                yield seen | {"held_bytes": held_bytes, "waiting": "the next step would go below the floor"}
+                yield seen | {"held_bytes": held_bytes, "waiting": "any more would leave less free than the floor"}
             waiting = True
             continue
         try:
@@ -134,6 +136,11 @@ def leak(
         if held_bytes == aim_bytes:
             yield {"held_bytes": held_bytes, "stopped": "all is held"}
             return
+
+
+def _step(wanted_bytes: int, room_bytes: int) -> int:
+    """How much of a step there is room for, in whole grains; 0 for none."""
+    return wanted_bytes if wanted_bytes <= room_bytes else max(0, room_bytes // GRAIN_BYTES * GRAIN_BYTES)
 
 
 def every(period_s: float) -> Iterator[float]:
@@ -193,7 +200,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--device", required=True, help="UUID or index of the GPU")
     parser.add_argument("--simulated", type=Path, metavar="FILE", help="leak on the simulated device in this file")
     parser.add_argument("--aim", type=_amount, required=True, help="how much to hold: 8GiB, or 10%% of the device")
-    parser.add_argument("--step", type=_step, default="512MiB", help="of one allocation (default: %(default)s)")
+    parser.add_argument("--step", type=_some, default="512MiB", help="of one allocation (default: %(default)s)")
     parser.add_argument("--every", type=units.duration, default="1s", help="between two steps (default: %(default)s)")
     parser.add_argument("--floor", type=_amount, default="5%", help="what stays free (default: 5%%)")
     parser.add_argument("--ttl", type=units.duration, default="2m", help="when it ends (default: %(default)s)")
@@ -202,7 +209,7 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _step(text: str) -> int:
+def _some(text: str) -> int:
     if size_bytes := units.size(text):
         return size_bytes
     raise ValueError("no step at all")

@@ -58,8 +58,15 @@ def test_it_waits_at_the_floor_and_goes_on():
 def test_waiting_is_said_once():
     """However long it waits, it says so once."""
     assert [line["waiting"] for line in lines(Card(others=16 * GIB), aim=GIB, ticks=50)] == [
-        "the next step would go below the floor"
+        "any more would leave less free than the floor"
     ]
+
+
+def test_the_last_step_before_the_floor_is_cut():
+    """With room for less than a step it takes that much, in whole grains, and waits."""
+    card = Card(others=13 * GIB - 1)
+    said = lines(card, aim=8 * GIB, step=2 * GIB, ticks=5)
+    assert [line["held_bytes"] for line in said] == [2 * GIB, 3 * GIB, 3 * GIB]
 
 
 def test_the_first_refusal_is_the_last():
@@ -70,20 +77,18 @@ def test_the_first_refusal_is_the_last():
     assert card.mine == 3 * GIB
 
 
-@given(
-    others=some.integers(0, 64),
-    aim=some.integers(1, 64),
-    step=some.integers(1, 64),
-    floor=some.integers(0, 64),
-)
+SIZES = some.integers(0, 64).map(lambda mib: mib * 2**20)
+
+
+@given(others=SIZES, aim=SIZES.filter(bool), step=SIZES.filter(bool), floor=SIZES)
 def test_limits_hold(others, aim, step, floor):
     """It never holds more than its aim, never leaves less than its floor, and gets all there is room for."""
-    card = Card(others, refuses_above=64, total=64)
+    card = Card(others, refuses_above=64 * 2**20, total=64 * 2**20)
     said = lines(card, aim, step, floor, ticks=200)
     assert card.mine <= aim
     assert card.least_free >= floor or card.mine == 0
-    room = max(0, 64 - others - floor)
-    assert card.mine == aim or room - card.mine < min(step, aim - card.mine)
+    room = max(0, 64 * 2**20 - others - floor)
+    assert card.mine == aim or room - card.mine < min(step, aim - card.mine, leak.GRAIN_BYTES)
     held = [line["held_bytes"] for line in said]
     assert all(0 <= later - earlier <= step for earlier, later in itertools.pairwise([0, *held]))
 
