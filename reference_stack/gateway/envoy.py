@@ -18,6 +18,8 @@ GUARD_TIMEOUT = "10s"  # an exact count of a large prompt on a busy machine
 MAX_REQUESTS = 1024  # start value of the controller's lever: circuit_breakers.engines.default.max_requests
 MAX_RETRIES = 64  # at once; with one retry per request a dying replica cannot start a storm
 
+LATENCY_BUCKETS_MS = [50, 100, 250, 500, 800, 1000, 1200, 1500, 2000, 3000, 5000, 10_000, 30_000, 60_000, 300_000]
+
 FORWARDING_HEADERS = (
     "forwarded",
     "x-forwarded-for",
@@ -41,6 +43,8 @@ def config(gateway: Address, admin: Address, guard: Address, engines: Sequence[A
     """Envoy's bootstrap document for a gateway in front of `engines` (named engine-0, engine-1 ... for the guard)."""
     return {
         "admin": {"address": _socket(admin)},
+        "stats_flush_interval": "1s",  # histograms are as old as this
+        "stats_config": {"histogram_bucket_settings": [_latency_buckets()]},
         "layered_runtime": {
             "layers": [{"name": "static", "static_layer": {}}, {"name": "admin", "admin_layer": {}}],
         },
@@ -49,6 +53,11 @@ def config(gateway: Address, admin: Address, guard: Address, engines: Sequence[A
             "clusters": [_engines(engines, guard), _guard(guard)],
         },
     }
+
+
+def _latency_buckets() -> dict[str, Any]:
+    """Users' latency, with a boundary where promises are made: 1.2 s lies between two of Envoy's own."""
+    return {"match": {"exact": "http.gateway.downstream_rq_time"}, "buckets": LATENCY_BUCKETS_MS}
 
 
 def _socket(address: Address) -> dict[str, Any]:
@@ -80,7 +89,11 @@ def _listener(gateway: Address, retries: int) -> dict[str, Any]:
         "access_log": [_failures_log()],
         "local_reply_config": _error_shape(),
         "route_config": {"virtual_hosts": [_routes(retries)]},
-        "http_filters": [_ask_guard(), {"name": "router", "typed_config": {"@type": f"{_HTTP}.router.v3.Router"}}],
+        "http_filters": [
+            _ask_guard(),
+            _break_nothing(),
+            {"name": "router", "typed_config": {"@type": f"{_HTTP}.router.v3.Router"}},
+        ],
     }
     filters = [{"name": "http", "typed_config": manager}]
     return {"name": "gateway", "address": _socket(gateway), "filter_chains": [{"filters": filters}]}
@@ -224,6 +237,27 @@ def _ask_guard() -> dict[str, Any]:
                 "server_uri": {"uri": "http://guard", "cluster": "guard", "timeout": GUARD_TIMEOUT},
                 "path_prefix": "/decide",
             },
+        },
+    }
+
+
+def _break_nothing() -> dict[str, Any]:
+    """Delays and aborts for those who test the stack, off until the admin's runtime says otherwise.
+
+    They hold for a request on its way to the engines, before it is sent and so before any retry: users feel each.
+    """
+    off = {"numerator": 0, "denominator": "HUNDRED"}
+    return {
+        "name": "fault",
+        "typed_config": {
+            "@type": f"{_HTTP}.fault.v3.HTTPFault",
+            "upstream_cluster": "engines",
+            "delay": {"fixed_delay": "0.001s", "percentage": off},
+            "delay_percent_runtime": "fault.engines.delay_percent",
+            "delay_duration_runtime": "fault.engines.delay_ms",
+            "abort": {"http_status": 503, "percentage": off},
+            "abort_percent_runtime": "fault.engines.abort_percent",
+            "abort_http_status_runtime": "fault.engines.abort_status",
         },
     }
 
