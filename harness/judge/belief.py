@@ -113,7 +113,8 @@ def _capture(timeline: Timeline) -> Finding:
     told = timeline.replay
     share, allowed = (told[key] if told.get(key) is not None else math.nan for key in ("lost_share", "lost_at_most"))
     account = told.get("account", {})
-    lost, seen = sum(account.get("incomplete", {}).values()), account.get("requests_seen", 0)
+    lost = sum(account.get("lost", {}).values())
+    seen = lost + account.get("kept", 0)  # what the filters left out was not lost
     of = f"{lost:,} of {seen:,} requests" if seen else f"{percent(round(share, 4))} of the requests"
     why = f"the import lost {of}" if not math.isnan(share) else "the plan does not say what the import lost"
     figures = {"measured": share, **({"n": seen, "bad": lost} if seen else {})}
