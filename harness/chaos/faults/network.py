@@ -199,13 +199,13 @@ def _probe(target: Target) -> tuple[int, float]:
     return status, time.monotonic() - start_s
 
 
-def _exchange(asked: str, method: str, headers: Mapping[str, str]) -> tuple[int, str]:
+def _exchange(asked: str, method: str, headers: Mapping[str, str], body: str | None = None) -> tuple[int, str]:
     """One exchange on a connection of its own, without proxies. Raises OSError."""
     parts = urlsplit(asked)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = kind(parts.netloc, timeout=PROBE_LIMIT_S)
     try:
-        connection.request(method, f"{parts.path}?{parts.query}", headers=dict(headers))
+        connection.request(method, f"{parts.path}?{parts.query}", body, dict(headers))
         answer = connection.getresponse()
         return answer.status, answer.read().decode(errors="replace")
     except HTTPException as error:

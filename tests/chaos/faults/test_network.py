@@ -1,0 +1,171 @@
+"""Faults of the gateway's own filter, on a real local stack with the simulated engine."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.chaos.fault import Fault, Refused, Unproven
+from harness.chaos.faults import network
+from harness.chaos.faults.network import Aborts, Latency
+from harness.chaos.faults.process import GatewayRestarted, ReplicaKilled
+from harness.targets import base
+from harness.targets.base import Target
+from harness.targets.local import admin_url
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[3]
+PORT = 21180
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A local stack on ports of its own."""
+    home = tmp_path_factory.mktemp("stack")
+    target = {
+        "kind": "local",
+        "engine": "sim",
+        "url": f"http://127.0.0.1:{PORT}",
+        "engines": [f"http://127.0.0.1:{PORT + 1}", f"http://127.0.0.1:{PORT + 2}"],
+        "model": "tiny",
+        "tokenizer": str(ROOT / ".cache/tiny"),
+        "profile": "h100-8b",
+        "gpu": "simulated",
+        "prompt_limit": 16384,
+    }
+    (home / "target.yaml").write_text(yaml.safe_dump(target))
+    up = stack(home, "up", "--target", "target.yaml")
+    assert up.returncode == 0, up.stdout + up.stderr
+    yield home
+    stack(home, "down")
+
+
+def stack(home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "reference_stack.local", *words]
+    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def target(home: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
+    monkeypatch.chdir(home)
+    return base.load("target.yaml")
+
+
+def completion(target: Target) -> tuple[int, float]:
+    """Status and seconds of one completion."""
+    body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 1})
+    start_s = time.monotonic()
+    status, _ = network._exchange(f"{target.url}/v1/completions", "POST", {"content-type": "application/json"}, body)
+    return status, time.monotonic() - start_s
+
+
+def usual_s(target: Target) -> float:
+    return median(took_s for status, took_s in (completion(target) for _ in range(11)) if status == 200)
+
+
+def broken(fault: Fault, target: Target) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    state = fault.resolve(target).state
+    fault.inject(target, state)
+    return state, fault.applied(target, state)
+
+
+def mended(fault: Fault, target: Target, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Evidence of the undo, done twice as a guard might."""
+    fault.undo(target, state)
+    fault.undo(target, state)
+    return fault.undone(target, state)
+
+
+def test_latency(target: Target) -> None:
+    """Every completion takes that much longer, Envoy counts each, and none does after the undo."""
+    fault = Latency(delay_s=0.25)
+    before_s = usual_s(target)
+    state, evidence = broken(fault, target)
+    try:
+        assert "start delayed by 250 ms" in evidence["model"]
+        assert evidence["delays_injected"] >= 1
+        assert all(completion(target)[1] >= 0.25 for _ in range(5))
+        with pytest.raises(Refused, match="a fault already"):
+            Aborts().resolve(target)
+    finally:
+        healed = mended(fault, target, state)
+    assert healed["keys"] == []
+    assert usual_s(target) < before_s + 0.125
+
+
+def test_share_of_latency(target: Target) -> None:
+    """A share of the requests waits, the others do not."""
+    fault = Latency(delay_s=0.25, share=0.3)
+    state, _ = broken(fault, target)
+    try:
+        late = sum(completion(target)[1] >= 0.25 for _ in range(60))
+    finally:
+        mended(fault, target, state)
+    assert 3 <= late <= 40  # of 60; outside once in ten thousand runs
+
+
+def test_aborts(target: Target) -> None:
+    """A share of the requests is answered by the gateway with the status, the others are served."""
+    fault = Aborts(share=0.3, status=502)
+    state, evidence = broken(fault, target)
+    try:
+        said = [completion(target)[0] for _ in range(60)]
+    finally:
+        mended(fault, target, state)
+    assert evidence["probe"] == {"status": 502}
+    assert set(said) == {200, 502}
+    assert 3 <= said.count(502) <= 40
+    assert {completion(target)[0] for _ in range(20)} == {200}
+
+
+def test_values_that_are_not_taken(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latency that delays nothing is no fault; latency that is left is not undone."""
+    monkeypatch.setattr(network, "APPLIED_LIMIT_S", 0.3)
+    monkeypatch.setattr(network, "UNDONE_LIMIT_S", 0.3)
+    fault = Latency()
+    state = fault.resolve(target).state
+    with pytest.raises(Unproven, match="did not meet it"):
+        fault.applied(target, state)
+    fault.inject(target, state)
+    with pytest.raises(Unproven, match="still has values"):
+        fault.undone(target, state)
+    mended(fault, target, state)
+
+
+def test_gateway_restarts_meanwhile(target: Target) -> None:
+    """An Envoy that ended took the fault along: there is nothing to undo, and that is proven."""
+    fault, restart = Latency(), GatewayRestarted()
+    state, _ = broken(fault, target)
+    other, _ = broken(restart, target)
+    fault.undo(target, state)
+    assert restart.undone(target, other)["ready"][0]["pid"] != other["pid"]
+    assert mended(fault, target, state)["keys"] == []
+    assert network._keys(admin_url(target)) == {}
+
+
+def test_replica_killed(target: Target) -> None:
+    """A simulated engine dies; users are served, and another process serves in its place."""
+    fault = ReplicaKilled()
+    state, _ = broken(fault, target)
+    assert [completion(target)[0] for _ in range(10)] == [200] * 10
+    (back,) = mended(fault, target, state)["ready"]
+    assert back["pid"] != state["pid"]
+
+
+def test_out_of_reach(target: Target, home: Path) -> None:
+    """The gateway of somebody's endpoint is not set by us."""
+    path = home / "other.yaml"
+    path.write_text(f"kind: url\nurl: {target.url}\nmodel: tiny\ntokenizer: tiny\ngpu: none\n")
+    for fault in (Latency(), Aborts(), ReplicaKilled(), GatewayRestarted()):
+        with pytest.raises(Refused, match="of kind url"):
+            fault.resolve(base.load(str(path)))
