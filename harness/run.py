@@ -26,11 +26,12 @@ import orjson
 
 from harness import evidence, parent, provenance, timeline
 from harness import scenario as scenarios
+from harness.chaos import undo
 from harness.drivers import process
 from harness.judge import verdict as verdicts
 from harness.judge.counts import Latency
 from harness.log import Log, read_log, write_beside
-from harness.model import Event, Verdict, Window
+from harness.model import Event, UsageError, Verdict, Window
 from harness.report.panel import LiveState, Panel
 from harness.scenario import Scenario
 from harness.targets import base, local, url
@@ -75,6 +76,8 @@ def run(
     target = base.load(order.target, order.engine)
     done: list[tuple[Path, Verdict]] = []
     with _Signals() as signals, evidence.only_run(order.runs):
+        if stale := undo.stale():
+            raise UsageError(stale)
         stage_dir = evidence.begin_stage(order.runs, order.stage) if order.stage else None
         with _serving(target):
             for scenario in loaded:
@@ -267,6 +270,8 @@ class _Conductor:
             self._set_origin()
             self._wait_for(player)
         self._stop(*(child for child in reversed(self.children) if child is not watch), watch)
+        asked = self.signals.count
+        undo.await_guards(self.run_dir, HEAL_LIMIT_S, lambda: self.signals.count > asked)
         for child in self.children:
             self._note("exited", child.name, child.farewell())
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from harness.targets import base
 from harness.targets.base import Target
 
 FOLDER = "HARNESS_UNDO_DIR"  # the variable that names another place for the records than this directory's own
-TRIES, PAUSE_S = 3, 1.0
+TRIES, PAUSE_S, TICK_S = 3, 1.0, 0.05
 UNDO_LIMIT_S, UNDONE_LIMIT_S, LOCK_LIMIT_S = 30.0, 300.0, 60.0  # a fault's own limits are shorter, and tell more
 
 
@@ -115,6 +116,19 @@ def stale() -> str:
             if found.pid != os.getpid():
                 return f"{found.fault} is in force in a run that goes on ({found.owner})"
     return ""
+
+
+def await_guards(run_dir: Path, limit_s: float, enough: Callable[[], bool] = lambda: False) -> None:
+    """Wait until nothing of a run is in force any more whose experiments have ended, or there was enough of waiting."""
+    limit = time.monotonic() + limit_s
+    while any(map(partial(_is_of, run_dir), left())) and time.monotonic() < limit and not enough():
+        time.sleep(TICK_S)
+
+
+def _is_of(run_dir: Path, path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return read(path).run_dir == str(run_dir.absolute())
+    return False
 
 
 def write(made: Record) -> Path:
