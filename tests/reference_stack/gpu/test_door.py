@@ -31,7 +31,7 @@ def take(device: Device, size_bytes: int, pid: int) -> subprocess.CompletedProce
 
 
 def test_memory_belongs_to_the_process_that_is_named(device: Device) -> None:
-    """It is held when the command is over, and free when the process is dead; what is told says that it is simulated."""
+    """It is held when the command is over, and free when the process is dead; it is told as simulated."""
     with subprocess.Popen(["sleep", "60"]) as owner:
         assert take(device, 4 * GIB, owner.pid).returncode == 0
         assert take(device, 3 * GIB, owner.pid).returncode == 0
