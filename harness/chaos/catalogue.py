@@ -3,12 +3,16 @@
 from harness.chaos.fault import Fault
 from harness.chaos.faults.gpu import GpuLeak
 from harness.chaos.faults.network import Aborts, Latency
+from harness.chaos.faults.pressure import CpuPressure, DiskFull, MemoryPressure
 from harness.chaos.faults.process import CrashLoop, EngineFrozen, GatewayRestarted, ReplicaKilled, ServerCrashed
 
 FAULTS: dict[str, type[Fault]] = {
     "gpu_leak": GpuLeak,
     "aborts": Aborts,
     "latency": Latency,
+    "cpu_pressure": CpuPressure,
+    "disk_full": DiskFull,
+    "memory_pressure": MemoryPressure,
     "crash_loop": CrashLoop,
     "engine_frozen": EngineFrozen,
     "gateway_restarted": GatewayRestarted,
