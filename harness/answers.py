@@ -5,8 +5,9 @@ of server-sent events are WHATWG's (https://html.spec.whatwg.org/multipage/serve
 with one leniency: a last event without its blank line counts. Nothing is guessed, repaired or tokenised anew.
 """
 
+import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,11 +38,11 @@ class EventStream:
         self._after_cr = False
         self._opening = b""  # held until it is known whether the stream opens with a byte order mark
         self._opened = False
-        self._between = False  # two events: nothing has begun that the next piece could go on with
+        self.between = False  # two events: nothing has begun that the next piece could go on with
 
     def feed(self, at_s: float, piece: bytes) -> list[ServerEvent]:
         """The events that this piece completes."""
-        if self._between and piece.startswith(b"data: ") and piece.endswith(b"\n\n"):
+        if self.between and piece.startswith(b"data: ") and piece.endswith(b"\n\n"):
             data = piece[6:-2]
             if data.find(b"\n") < 0 and data.find(b"\r") < 0:  # one data line and its blank line, as nearly all are
                 return [(at_s, "message", data)]
@@ -52,7 +53,7 @@ class EventStream:
                 return []
             self._opened, piece = True, piece.removeprefix(_BOM)
         events = [event for line in self._lines(piece) if (event := self._take(at_s, line)) is not None]
-        self._between = not (self._line or self._data or self._type or self._after_cr)
+        self.between = not (self._line or self._data or self._type or self._after_cr)
         return events
 
     def close(self, at_s: float) -> list[ServerEvent]:
@@ -203,24 +204,74 @@ def shape_sum(shape: set[str] | None) -> int:
     return zlib.crc32("\n".join(sorted(shape)).encode()) if shape else 0
 
 
+# All of a string of JSON, where it is not empty and needs no \u: UTF-8, and the short escapes.
+_TEXT = re.compile(
+    rb"(?:[ !#-\[\]-\x7f]|\\[\"\\/bfnrt]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]"
+    rb"|[\xe1-\xec\xee\xef][\x80-\xbf]{2}|\xed[\x80-\x9f][\x80-\xbf])++"
+)
+_TEXT_MEMBER = re.compile(rb'[{,]"(?:content|text|reasoning_content|reasoning)": ?"')
+
+
+class _Twins:
+    """Events that differ from one that was read in the text of its content alone, as nearly all of a stream do.
+
+    What such an event says is known without parsing it: the bytes before and behind the text are the same, and the
+    text is a whole string of JSON that is not empty. So the document has the same members, and brings content again.
+    """
+
+    def __init__(self) -> None:
+        self._begin = self._end = b""
+
+    def has(self, piece: bytes) -> bool:
+        """Whether a piece is one such event; the stream must be between two events."""
+        begin, end = self._begin, self._end
+        return (
+            begin != b""
+            and piece.startswith(begin)
+            and piece.endswith(end)
+            and _TEXT.fullmatch(piece, len(begin), len(piece) - len(end)) is not None
+        )
+
+    def take(self, answer: Answer, events: list[ServerEvent], piece: bytes) -> bool:
+        """Read the events of a piece as `_take_all` does, and keep it as the one to compare with if it brought content
+        and nothing else."""
+        count, usage = len(answer.content_s), answer.usage
+        done = _take_all(answer, events)
+        told = answer.usage is not usage or answer.finished or answer.error or answer.malformed or answer.done
+        if len(events) == 1 and len(answer.content_s) == count + 1 and not told:
+            _, name, data = events[0]
+            member = _TEXT_MEMBER.search(piece)
+            text = _TEXT.match(piece, member.end()) if member else None
+            if text and piece[text.end() :][:1] == b'"' and name == "message" and piece == b"data: %b\n\n" % data:
+                self._begin, self._end = piece[: text.start()], piece[text.end() :]
+        return done
+
+
 def read_stream(pieces: Iterable[tuple[float, bytes]], ended_s: float = NEVER, shape: set[str] | None = None) -> Answer:
     """Read the body of a streamed answer. What follows [DONE] is not looked at."""
-    answer, stream, said = Answer(shape), EventStream(), False
-    for at_s, name, data in _events(stream, pieces, ended_s):
-        said = True
-        if data == b"[DONE]":
-            answer.done_s = at_s
-            break
-        answer.take(at_s, data)
-        if name == "error":
-            answer.error = True
-    if not said and stream.strange_lines:
+    answer, stream, twins, said, at_s = Answer(shape), EventStream(), _Twins(), False, ended_s
+    for at_s, piece in pieces:
+        alone = stream.between
+        if alone and twins.has(piece):
+            answer.content_s.append(at_s)
+            continue
+        events = stream.feed(at_s, piece)
+        said = said or bool(events)
+        if twins.take(answer, events, piece) if alone else _take_all(answer, events):
+            return answer
+    events = stream.close(at_s)
+    if not _take_all(answer, events) and not (said or events) and stream.strange_lines:
         answer.malformed = True
     return answer
 
 
-def _events(stream: EventStream, pieces: Iterable[tuple[float, bytes]], ended_s: float) -> Iterator[ServerEvent]:
-    at_s = ended_s
-    for at_s, piece in pieces:
-        yield from stream.feed(at_s, piece)
-    yield from stream.close(at_s)
+def _take_all(answer: Answer, events: list[ServerEvent]) -> bool:
+    """Read events of a stream; True at its [DONE]."""
+    for at_s, name, data in events:
+        if data == b"[DONE]":
+            answer.done_s = at_s
+            return True
+        answer.take(at_s, data)
+        if name == "error":
+            answer.error = True
+    return False

@@ -300,7 +300,7 @@ def _written(out: Path, header: RecordingHeader, tally: _Tally, shelf: "_Shelf")
         account=account,
         scrubbed=Counter(header.scrubbed) + tally.scrubbed,
     )
-    recording.write(out, header, shelf.in_order())
+    recording.write_lines(out, header, shelf.in_order())
     return header
 
 
@@ -329,13 +329,12 @@ class _Shelf:
     def lasts_s(self) -> float:
         return max(self._at_s) - min(self._at_s)
 
-    def in_order(self) -> Iterator[Recorded]:
-        """All of them by their moments, which count from the first from here on."""
+    def in_order(self) -> Iterator[bytes]:
+        """The lines of all of them by their moments, which count from the first from here on."""
         first_s = min(self._at_s)
         for k in sorted(range(len(self._at_s)), key=self._at_s.__getitem__):
             self._file.seek(self._offsets[k])
-            one = recording.read_line(self._file.readline())
-            yield replace(one, at_s=round(one.at_s - first_s, 9))
+            yield recording.moved(self._file.readline(), round(self._at_s[k] - first_s, 9))
 
 
 def _salt(opening: Iterable[Packet]) -> bytes:

@@ -13,6 +13,7 @@ import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
@@ -99,7 +100,12 @@ class RecordingHeader:
 
 def write(path: Path, header: RecordingHeader, recorded: Iterable[Recorded]) -> None:
     """Write a recording whole or not at all. The exchanges come in the order of their moments."""
-    write_beside(path, chain([_header_line(header)], map(line, recorded)))
+    write_lines(path, header, map(line, recorded))
+
+
+def write_lines(path: Path, header: RecordingHeader, lines: Iterable[bytes]) -> None:
+    """As `write`, of exchanges that are lines already."""
+    write_beside(path, chain([_header_line(header)], lines))
 
 
 def read_header(path: Path) -> RecordingHeader:
@@ -160,11 +166,16 @@ def _header_line(header: RecordingHeader) -> bytes:
 def _filled(value: Any) -> dict[str, Any]:
     """The fields of a value that differ from their defaults; moments that never came are left out."""
     filled = {}
-    for each in fields(value):
-        held = getattr(value, each.name)
-        if held not in (each.default, {}) and not (isinstance(held, float) and math.isnan(held)):
-            filled[each.name] = held
+    for name, default in _defaults(type(value)):
+        held = getattr(value, name)
+        if held is not default and held not in (default, {}) and not (isinstance(held, float) and math.isnan(held)):
+            filled[name] = held
     return filled
+
+
+@cache
+def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
+    return tuple((each.name, each.default) for each in fields(kind))
 
 
 def line(one: Recorded) -> bytes:
@@ -178,6 +189,11 @@ def line(one: Recorded) -> bytes:
     except UnicodeDecodeError:
         value["raw_base64"] = b64encode(value.pop("raw")).decode()
     return orjson.dumps(value | {"answer": answer}) + b"\n"
+
+
+def moved(line: bytes, at_s: float) -> bytes:
+    """The line of an exchange, which opens with its moment, for another moment."""
+    return b'{"at_s":%b%b' % (orjson.dumps(at_s), line[line.index(b",") :])
 
 
 def read_line(line: bytes) -> Recorded:

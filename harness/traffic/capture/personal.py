@@ -8,6 +8,7 @@ works on bytes, whole or broken, and refuses to guess at what has no form: names
 import re
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 _SECRET_NAMES = (
@@ -101,9 +102,20 @@ _FORMS = (
     ),
 )  # fmt: skip
 
-# Header values are many and short, and one look tells that there is nothing. In a long text hints are found one by one.
-_SHORT_BYTES = 200
-_HINT = re.compile(b"|".join(map(re.escape, sorted({hint for form in _FORMS for hint in form.hints}))))
+# All hints in one look, for most texts have none. A scan for rare bytes is quick, so a hint is looked for at one of its
+# own and then around it.
+_RARE = b"@%=JKYA_/-348x"
+_SHORT_BYTES = 200  # as header values are: many, and the same again and again
+
+
+def _around(hint: bytes) -> bytes:
+    at = hint.index(min(set(hint) & set(_RARE), key=_RARE.index))
+    return b"%b(?<=%b)%b" % (re.escape(hint[at : at + 1]), re.escape(hint[: at + 1]), re.escape(hint[at + 1 :]))
+
+
+_HINTS = sorted({hint for form in _FORMS for hint in form.hints})
+_HINT = re.compile(b"|".join(_around(hint) for hint in _HINTS if set(hint) & set(_RARE)))
+_PLAIN_HINTS = tuple(hint for hint in _HINTS if not set(hint) & set(_RARE))
 
 
 def _is_iban(text: bytes) -> bool:
@@ -114,17 +126,23 @@ def _is_iban(text: bytes) -> bool:
 
 def masked(text: bytes, counts: Counter[str], numbers: bool = True) -> bytes:
     """The text with fillers; what was found is added to `counts` by its kind. Without `numbers` these stay."""
+    if _is_short_and_bare(text, numbers) if len(text) < _SHORT_BYTES else _is_bare(text, numbers):
+        return text
     numeric = numbers and _is_numeric(text)
-    if len(text) < _SHORT_BYTES and not numeric and not _HINT.search(text):
-        return text
     forms = [form for form in _FORMS if (any(hint in text for hint in form.hints) if form.hints else numeric)]
-    if not forms:
-        return text
     kept = [(match.start(), match[0]) for match in _ESCAPE.finditer(text)]
     seen = _seen(text, kept)
     for form in forms:
         seen = _replaced(form, seen, counts)
     return _restored(seen, kept) if kept else seen
+
+
+def _is_bare(text: bytes, numbers: bool) -> bool:
+    """Whether no form can be in a text."""
+    return not (_HINT.search(text) or any(hint in text for hint in _PLAIN_HINTS) or (numbers and _is_numeric(text)))
+
+
+_is_short_and_bare = lru_cache(maxsize=4096)(_is_bare)
 
 
 def _is_numeric(text: bytes) -> bool:

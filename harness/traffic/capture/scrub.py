@@ -53,6 +53,8 @@ _VISIBLE = re.compile(rb"[^\s]")
 _WORD = re.compile(rb"[^\s;,\"']+")
 _LEAST_BYTES = 8  # a shorter value may be any word: it is masked where it stands, and not looked for elsewhere
 
+Valued = tuple[str, int, int]  # the kind of a header, and where its value begins and ends
+
 
 class Unscrubbable(Exception):  # noqa: N818 - it says what a request is
     """A request whose body is compressed, and holds something to hide or cannot be read."""
@@ -63,8 +65,8 @@ class Scrubber:
     same; `fields` are further JSON members to mask, `names` further headers whose value becomes a name."""
 
     def __init__(self, salt: bytes, fields: Iterable[str] = (), names: Iterable[str] = ()) -> None:
-        self._salt = salt
         self._names = frozenset(name.lower().encode() for name in names)
+        self._digest = lru_cache(maxsize=4096)(lambda value: hmac.digest(salt, value, "sha256"))
         self._members = _members((*SECRET_FIELDS, *fields), NAME_FIELDS)
 
     def recorded(self, one: Recorded) -> tuple[Recorded, Counter[str]]:
@@ -80,9 +82,11 @@ class Scrubber:
         head, body = parted(raw)
         first = _FIRST_LINE.match(head)
         at = first.end() if first else 0
-        secrets = self._secrets(head[at:])
+        lines = head[at:]
+        values = list(self._values(lines))
+        secrets = _secrets(lines, values)
         line = personal.masked(_hide(head[:at], secrets, counts), counts)
-        head = line + self._lines(head[at:], secrets, counts)
+        head = line + self._lines(lines, values, secrets, counts)
         if (coded := _CODED.search(head)) and not _is_text(body):
             self._check_coded(body, coded[1], bool(_CHUNKED.search(head)), secrets)
             return head + body, counts
@@ -91,22 +95,24 @@ class Scrubber:
 
     def name(self, value: bytes, length: int = 12) -> bytes:
         """What stands for a person, a session or an address: nothing that anybody could look up, the same each time."""
-        digest = hmac.digest(self._salt, value, "sha256")
+        digest: bytes = self._digest(value)
         if value.isdigit():
             return (b"%078d" % int.from_bytes(digest)).replace(b"0", b"1")[: -length - 1 : -1].ljust(length, b"1")
         return (digest.hex().encode() * (length // 64 + 1))[:length]
 
-    def _lines(self, lines: bytes, secrets: frozenset[bytes], counts: Counter[str]) -> bytes:
+    def _lines(self, lines: bytes, values: Iterable[Valued], secrets: frozenset[bytes], counts: Counter[str]) -> bytes:
         """Header lines, or the trailer of a chunked body."""
         scrubbed = bytearray(lines)
-        for kind, start, end in self._values(lines):
+        for kind, start, end in values:
             value = lines[start:end]
-            scrubbed[start:end] = found = self._value(kind, value, secrets, counts)
+            found = self._value(kind, value, secrets, counts)
+            if found is not value:
+                scrubbed[start:end] = found
             if kind not in ("", "framing"):
                 counts[kind] += found != value
         return bytes(scrubbed)
 
-    def _values(self, lines: bytes) -> Iterator[tuple[str, int, int]]:
+    def _values(self, lines: bytes) -> Iterator[Valued]:
         """What kind of header each line is of, and where its value is: all of it, in a line that goes on with one."""
         before = ""
         for line in _LINE.finditer(lines):
@@ -117,16 +123,6 @@ class Scrubber:
             else:
                 yield kind, line.start(3 if kind else 0), line.end()
                 before = kind
-
-    def _secrets(self, lines: bytes) -> frozenset[bytes]:
-        """The values of secret headers, whole and in their parts, with what they look like in a URL."""
-        found: set[bytes] = set()
-        for kind, start, end in self._values(lines):
-            if kind == "headers":
-                words = _WORD.findall(_SCHEME.sub(b"", lines[start:end], count=1))
-                found.update(words, (word.partition(b"=")[2] for word in words))
-        found = {secret for secret in found if len(secret) >= _LEAST_BYTES}
-        return frozenset(found | {quote_from_bytes(secret, safe="").encode() for secret in found})
 
     def _value(self, kind: str, value: bytes, secrets: frozenset[bytes], counts: Counter[str]) -> bytes:
         if kind == "framing":  # its numbers and its words say how long the body is
@@ -151,7 +147,8 @@ class Scrubber:
             framed[start:end] = content[at : at + end - start]
             at += end - start
         after = spans[-1][1] if spans else 0
-        return bytes(framed[:after]) + self._lines(bytes(framed[after:]), secrets, counts)
+        trailer = bytes(framed[after:])
+        return bytes(framed[:after]) + self._lines(trailer, self._values(trailer), secrets, counts)
 
     def _content(self, text: bytes, secrets: frozenset[bytes], counts: Counter[str]) -> bytes:
         text = self._members.sub(lambda match: self._member(match, counts), _hide(text, secrets, counts))
@@ -218,6 +215,17 @@ def _hidden(value: bytes) -> bytes:
     scheme = _SCHEME.match(value)
     at = scheme.end() if scheme else 0
     return value[:at] + _VISIBLE.sub(b"x", value[at:])
+
+
+def _secrets(lines: bytes, values: Iterable[Valued]) -> frozenset[bytes]:
+    """The values of secret headers, whole and in their parts, with what they look like in a URL."""
+    found: set[bytes] = set()
+    for kind, start, end in values:
+        if kind == "headers":
+            words = _WORD.findall(_SCHEME.sub(b"", lines[start:end], count=1))
+            found.update(words, (word.partition(b"=")[2] for word in words))
+    found = {secret for secret in found if len(secret) >= _LEAST_BYTES}
+    return frozenset(found | {quote_from_bytes(secret, safe="").encode() for secret in found})
 
 
 def _hide(text: bytes, secrets: frozenset[bytes], counts: Counter[str]) -> bytes:
