@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.model import Reading
+from harness.model import Event, Reading
 
 TIMEOUT_S = 1.0  # of one question; a source that is slower than the interval is a source that is silent
 MIB = 2**20
@@ -51,7 +51,7 @@ class Source(Protocol):
     name: str
     clock: Clock
 
-    def sample(self) -> Iterable[Reading]:
+    def sample(self) -> Iterable[Reading | Event]:
         """What is new, at absolute moments. Raises OSError or ValueError when there is no good answer."""
 
 
@@ -169,9 +169,7 @@ class Prometheus:
         from prometheus_api_client.exceptions import PrometheusApiClientException
         from urllib3.util import Retry
 
-        session = _session()
-        session.hooks["response"].append(_refuse_partial)
-        self._client = PrometheusConnect(url, session=session, timeout=TIMEOUT_S, retry=Retry(0))
+        self._client = PrometheusConnect(url, session=prometheus_session(), timeout=TIMEOUT_S, retry=Retry(0))
         self._refused: type[Exception] = PrometheusApiClientException
         self._selector = _selector(matchers)
         self._answered_s = time.monotonic()
@@ -215,6 +213,13 @@ def _selector(matchers: Matchers) -> str:
     wanted = {"__name__": "|".join(GPU_FIELDS)}
     wanted |= {name: "|".join(map(re.escape, values)) for name, values in matchers.items()}
     return "{" + ",".join(f"{name}=~{json.dumps(pattern)}" for name, pattern in wanted.items()) + "}"
+
+
+def prometheus_session() -> requests.Session:
+    """Asks directly, and refuses an answer that says it lacks something."""
+    session = _session()
+    session.hooks["response"].append(_refuse_partial)
+    return session
 
 
 def _refuse_partial(response: requests.Response, *_: Any, **__: Any) -> None:

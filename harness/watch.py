@@ -1,4 +1,4 @@
-"""What the stack says of itself while a run goes: GPU memory and the engines' own gauges, raw, once a second.
+"""What the stack says of itself while a run goes: GPU memory, the engines' own gauges, raw, and alerts, once a second.
 
     python -m harness.watch RUN_DIR
 
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import parent, sources
+from harness.alerts import Alerts
 from harness.log import Log, read_run_json
 from harness.model import Event
 from harness.sources import Dcgm, Engine, Matchers, Nvml, PartialAnswer, Prometheus, Source, Unwatchable
@@ -94,6 +95,21 @@ def _open_prometheus(url: str, matchers: Matchers, stop: threading.Event) -> tup
     return Dcgm(url, "wall", prometheus.ask, first), interval_s
 
 
+def alert_source(target: base.Target, log: Log) -> list[Source]:
+    """The alerts of the target's Prometheus, announced; without one that has rules, a note that nobody watches them."""
+    why = "the target names no Prometheus"
+    if target.prometheus:
+        try:
+            alerts = Alerts(target.prometheus)
+        except (Unwatchable, OSError, ValueError) as error:
+            why = str(error)
+        else:
+            log.event(Event(0.0, "watching", "alerts", {"source": alerts.name, "rules": alerts.rules}))
+            return [alerts]
+    log.event(Event(0.0, "note", "alerts", {"why": f"alerts are not watched: {why}"}))
+    return []
+
+
 # The process -----------------------------------------------------------------------------------------------------
 
 
@@ -104,7 +120,8 @@ def follow(source: Source, log: Log, origin_s: float, stop: threading.Event) -> 
         stopping = stop.wait(due_s - time.monotonic())
         try:
             for seen in source.sample():
-                log.reading(replace(seen, at_s=seen.at_s - origin_s))
+                moved = replace(seen, at_s=seen.at_s - origin_s)
+                log.event(moved) if isinstance(moved, Event) else log.reading(moved)
         except (OSError, ValueError) as error:
             missed, now_s = missed + 1, time.monotonic()
             if now_s - told_s >= REPEAT_S:
@@ -127,12 +144,13 @@ def watch(run_dir: Path, stop: threading.Event) -> None:
     target, log = base.load(str(run_dir / "target.yaml")), Log(run_dir / "log.watch.jsonl")
     gpus, detail = gpu_source(target, log, stop)
     log.event(Event(0.0, "watching", "gpu", detail))
+    alerts = alert_source(target, log)
     log.event(Event(0.0, "ready", "watch"))
     run = _barrier(run_dir, stop)
     if run is not None:
         threads = [
             threading.Thread(target=follow, args=(source, log, run[f"origin_{source.clock}_s"], stop), daemon=True)
-            for source in (*gpus, *map(Engine, target.engines))
+            for source in (*gpus, *alerts, *map(Engine, target.engines))
         ]
         for thread in threads:
             thread.start()

@@ -85,6 +85,11 @@ def matrix(*series, **more):
     return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}, **more})
 
 
+def rules(*listed):
+    """An answer of Prometheus to who asks for its alert rules."""
+    return 200, json.dumps({"status": "success", "data": {"groups": [{"name": "serving", "rules": listed}]}})
+
+
 def memory(gpu, *moments, free="200"):
     """The two memory fields of one GPU at these moments."""
     return ("DCGM_FI_DEV_FB_FREE", gpu, [(t, free) for t in moments]), (
@@ -95,9 +100,11 @@ def memory(gpu, *moments, free="200"):
 
 
 def clocked(answer, ahead_s=0.0):
-    """A Prometheus that answers `time()` with its own clock, and everything else as `answer(path)` does."""
+    """A Prometheus that answers `time()` with its own clock, and queries as `answer(path)` does; it has no rules."""
 
     def by_path(path):
+        if path.startswith("/api/v1/rules"):
+            return rules()
         if "time%28%29" not in path:
             return answer(path)
         now_s = time.time() + ahead_s
@@ -346,8 +353,8 @@ def test_warnings_drop_the_answer(tmp_path, serve):
 
     target_of(tmp_path, gpu="simulated", prometheus=serve(clocked(answer)))
     with Watched(tmp_path) as watched:
-        wait_for(lambda: watched.events("note"))
-    assert watched.events("note")[0].detail["why"] == "one shard is down"
+        wait_for(lambda: watched.events("note")[1:])
+    assert watched.events("note")[1].detail["why"] == "one shard is down"
     assert not watched.readings("gpu.free_bytes") and not watched.events("scrape_failed")
 
 

@@ -52,8 +52,9 @@ class TargetFile:
     """The keys of a target file. `url` is what users call; each of `engines` is a replica behind it, with /metrics.
 
     `prompt_limit` is the longest prompt that the gateway takes, in tokens: the lengths of a scenario scale with it.
-    `load_factor` scales its rates. `gpus` says which GPUs serve, by the labels of their metrics, where the exporter or
-    the Prometheus knows others too: `{Hostname: node-1}`, or several values, `{UUID: [GPU-5e2f, GPU-77b0]}`.
+    `load_factor` scales its rates, `alert_scale` the times in the alert rules of a local stack. `gpus` says which GPUs
+    serve, by the labels of their metrics, where the exporter or the Prometheus knows others too: `{Hostname: node-1}`,
+    or several values, `{UUID: [GPU-5e2f, GPU-77b0]}`.
     """
 
     kind: Literal["local", "kubernetes", "url"]
@@ -68,6 +69,7 @@ class TargetFile:
     gpu_metrics: PageUrl | None = None
     gpus: dict[str, OneOrMore] = field(default_factory=dict)
     load_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    alert_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     prompt_limit: Annotated[int, Field(ge=256)] = PROMPT_LIMIT_TOKENS
     headers: Headers = field(default_factory=dict)
 

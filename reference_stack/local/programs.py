@@ -13,9 +13,10 @@ import envoy as envoy_binary
 
 from reference_stack.gateway import envoy
 from reference_stack.local.target import HOST, Target, port_of
-from reference_stack.monitoring import prometheus
+from reference_stack.monitoring import prometheus, rules
 
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
+RULES = "rules.yml"
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def documents(target: Target) -> Mapping[str, dict[str, Any]]:
         scraped["gpu"] = [f"{HOST}:{near.exporter}/metrics"]
     return {
         "envoy.yaml": envoy.config((HOST, target.port), (HOST, near.admin), (HOST, near.guard), engines),
-        "prometheus.yml": prometheus.config(scraped),
+        "prometheus.yml": prometheus.config(scraped, [RULES]),
+        RULES: rules.document(target.alert_scale),
     }
 
 

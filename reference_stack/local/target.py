@@ -35,6 +35,7 @@ class Target:
     gpu: str
     gpu_metrics: str | None
     load_factor: float
+    alert_scale: float
     prompt_limit: int
 
     @property
@@ -105,6 +106,7 @@ class _Reader:
             gpu=self._word("gpu", ("none", "simulated", "dcgm", "nvml")),
             gpu_metrics=self._take("gpu_metrics", _is_text, "must be a URL", None),
             load_factor=float(self._take("load_factor", _is_positive, "must be a number above 0", 1.0)),
+            alert_scale=float(self._take("alert_scale", _is_positive, "must be a number above 0", 1.0)),
             prompt_limit=self._take("prompt_limit", _is_count, "must be a whole number of tokens above 0"),
         )
         self._take("gpus", _is_mapping, "must be labels with values", None)  # the harness's: which GPUs it watches

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes of the local stack: its configuration as a pure function of addresses.
+"""What Prometheus scrapes of the local stack, and which rules it evaluates: a pure function of addresses.
 
 Once a second, because the gates that read it judge windows of seconds.
 """
@@ -6,13 +6,17 @@ Once a second, because the gates that read it judge windows of seconds.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-SCRAPE_INTERVAL = "1s"
+INTERVAL = "1s"
 
 
-def config(scraped: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The document for jobs of `host:port/path` addresses, by job name; all in a job share its path."""
+def config(scraped: Mapping[str, Sequence[str]], rule_files: Sequence[str] = ()) -> dict[str, Any]:
+    """The document for jobs of `host:port/path` addresses, by job name; all in a job share its path.
+
+    `rule_files` are relative to where the document will lie.
+    """
     return {
-        "global": {"scrape_interval": SCRAPE_INTERVAL, "scrape_timeout": SCRAPE_INTERVAL},
+        "global": {"scrape_interval": INTERVAL, "scrape_timeout": INTERVAL, "evaluation_interval": INTERVAL},
+        "rule_files": list(rule_files),
         "scrape_configs": [_job(name, addresses) for name, addresses in scraped.items()],
     }
 
