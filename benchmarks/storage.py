@@ -25,9 +25,8 @@ def observations(count: int) -> Iterator[Observation]:
     for index in range(count):
         due = index * 0.001
         end = due + 0.360 + (index * 7919 % count) / count
-        yield Observation(
-            index, due, due, due + 0.05, due + 0.05, end, end, 16, 32, 200, Outcome.OK, Tag.STREAMED, 0, 0.0, 0.0, gaps
-        )
+        times = (due, due, due + 0.05, due + 0.05, end, end)
+        yield Observation(index, *times, 16, 32, 200, Outcome.OK, Tag.STREAMED, gaps_s=gaps)
 
 
 def measure(count: int, folder: Path) -> dict[str, float]:
