@@ -188,12 +188,13 @@ def _slide_s(due_s: np.ndarray) -> float:
 
 def _critical(sizes: np.ndarray, usual_share: float) -> np.ndarray:
     """From how many bad ones on a slide of each size is significantly worse than usual."""
-    table = {size: _least_significant(size, usual_share) for size in np.unique(sizes).tolist()}
+    table, least = {}, 1
+    for size in np.unique(sizes).tolist():
+        # More requests never need fewer bad ones: each search begins where the last one ended.
+        while not statistics.significantly_bad(least, size, usual_share, CONFIDENCE_OF_A_SLIDE):
+            least += 1
+        table[size] = least
     return np.array([table[size] for size in sizes.tolist()])
-
-
-def _least_significant(n: int, share: float) -> int:
-    return next((k for k in range(1, n + 1) if statistics.significantly_bad(k, n, share, CONFIDENCE_OF_A_SLIDE)), n + 1)
 
 
 def _change(bad: np.ndarray, first: int, stop: int) -> tuple[int, int, int]:

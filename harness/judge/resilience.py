@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from harness.document import suggestion
 from harness.judge import faults, measures, recovery, statistics
 from harness.judge.counts import percent, seconds
 from harness.judge.faults import Injection
@@ -24,6 +25,7 @@ from harness.units import Multiple, Period, spec
 
 BEFORE, DURING, AFTER = "before", "during", "after"
 WINDOWS = (BEFORE, DURING, AFTER)
+FIRED, CLEARED = "alert_fired", "alert_cleared"
 SUCCEEDED = "vllm:request_success_total"
 HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 SPAN_S = 5.0  # over which arrivals are counted: readings come once a second, and what had waited comes at once
@@ -263,28 +265,31 @@ class Alert(OfFaults):
         return f"{self.name} fires within {seconds(self.fires_within_s)}, clears within {seconds(self.clears_within_s)}"
 
     def judged(self, timeline: Timeline, injection: Injection, end_s: float) -> Finding:
+        told = [event for event in timeline.events if event.name == self.name and event.kind in (FIRED, CLEARED)]
+        if why := self._unseen(timeline, told, float(injection.injecting_s or 0.0)):
+            return Finding("", Judgement.INVALID, why, figures={"fault": injection.name})
         since_s, healed_s = self.since_s(injection), float(injection.healed_s or 0.0)
-        told = [event for event in timeline.events if event.name == self.name and event.kind.startswith("alert_")]
-        if [event.kind for event in told if event.at_s < float(injection.injecting_s or 0.0)][-1:] == ["alert_fired"]:
-            return Finding(
-                "", Judgement.INVALID, f"{self.name} fired before the fault", figures={"fault": injection.name}
-            )
-        fired_s = min((e.at_s for e in told if e.kind == "alert_fired" and e.at_s >= since_s), default=math.nan)
-        cleared_s = max(
-            (e.at_s for e in told[-1:] if e.kind == "alert_cleared" and e.at_s >= fired_s), default=math.nan
-        )
+        fired_s = min((e.at_s for e in told if e.kind == FIRED and e.at_s >= since_s), default=math.nan)
+        cleared_s = max((e.at_s for e in told[-1:] if e.kind == CLEARED and e.at_s >= fired_s), default=math.nan)
         observed_s = max(end_s, measures.closed_s(timeline))
-        fires = _waited(fired_s - since_s, self.fires_within_s, observed_s - since_s, "fired")
-        clears = _waited(
-            max(0.0, cleared_s - healed_s) if math.isfinite(cleared_s) else math.nan,
-            self.clears_within_s,
-            observed_s - healed_s,
-            "cleared",
-        )
-        parts = [fires, clears] if math.isfinite(fired_s) else [fires]
+        parts = [_waited(fired_s - since_s, self.fires_within_s, observed_s - since_s, "fired")]
+        if math.isfinite(fired_s):
+            clears_s = cleared_s if math.isnan(cleared_s) else max(cleared_s, healed_s)
+            parts.append(_waited(clears_s - healed_s, self.clears_within_s, observed_s - healed_s, "cleared"))
         judgement = min((part[0] for part in parts), key=SEVERITY.index)
         figures = {"fault": injection.name, "measured_s": fired_s - since_s, "cleared_s": cleared_s - healed_s}
         return Finding("", judgement, f"{self.name} " + ", and ".join(part[1] for part in parts), figures=figures)
+
+    def _unseen(self, timeline: Timeline, told: Sequence[Event], injecting_s: float) -> str:
+        """Why nothing could be learnt of this alert: nobody watched it, or it was up already."""
+        watched = [event for event in timeline.events if (event.kind, event.name) == ("watching", "alerts")]
+        if not watched:
+            return "alerts were not watched: the target has no Prometheus with rules"
+        rules = watched[0].detail.get("rules", [])
+        if self.name not in rules:
+            return f"there is no alert rule `{self.name}`; {suggestion(self.name, rules)}"
+        before = [event.kind for event in told if event.at_s < injecting_s]
+        return f"{self.name} fired before the fault" if before[-1:] == [FIRED] else ""
 
 
 # Retries ---------------------------------------------------------------------------------------------------------
