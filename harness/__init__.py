@@ -52,6 +52,8 @@ Words:
     target            the stack under test
     window            a named span of the timeline; a request belongs to the window it was due in
     gate              a promise that a scenario makes, with its limit
+    fault             one way to break the stack; believed only with evidence that it was applied, and that it is over
+    recovery          from the fault's proof to when users are well served again for good, by their own requests
     finding           what one gate saw
     verdict           PASS, FAIL, INCONCLUSIVE or INVALID, over all findings
 """

@@ -117,6 +117,18 @@ def test_a_comparison_needs_a_capture(tmp_path: Path) -> None:
         assert said.startswith("mine.yaml:") and "it needs `traffic: {replay: FILE}`" in said
 
 
+def test_gates_on_faults_need_a_fault(tmp_path: Path) -> None:
+    """A recovery, and a window around a fault, are refused in a scenario that breaks nothing."""
+    head, chaos = GOOD[: GOOD.index("gates:")], "chaos: [{experiment: kill.yaml, at: 40s}]\n"
+    for gate in ("recovery: {within: 30s}", "replica_recovery: {within: 2m}", "retry_storm: {at_most: 2x}"):
+        gates = f"gates:\n  - {gate}\n"
+        assert "it needs `chaos: [{experiment: FILE, at: 40s}]`" in sentence(tmp_path, head + gates)
+        assert scenario.load(written(tmp_path, head + chaos + gates), to_plan=False)
+    gates = "gates:\n  - p95_latency: {below: 1.2s, window: after}\n"
+    assert "there is no window `after`" in sentence(tmp_path, head + gates)
+    assert scenario.load(written(tmp_path, head + chaos + gates), to_plan=False)
+
+
 def test_a_finished_run_is_judged_without_the_files_of_its_plan(tmp_path: Path) -> None:
     """The text that prompts were cut from may be gone when a run is judged again, or lie on another machine."""
     path = written(tmp_path, GOOD.replace("streamed: 80%", "text: no/such.txt"))
