@@ -4,13 +4,14 @@ TARGET ?= local
 WORKERS ?= 1
 SCENARIOS ?= scenarios/load/business_mix.yaml
 REPLAYS ?= scenarios/replay/production_hour.yaml
+CHAOS ?= $(if $(ALL),$(wildcard scenarios/chaos/*.yaml),$(addprefix scenarios/chaos/,kill_replica.yaml latency_100ms.yaml gpu_leak.yaml))
 CAPTURE ?=
 RECORDING ?=
 PYTHON ?= python3
 export PYTHON
 harness := .venv/bin/harness
 
-.PHONY: setup vllm stage1 stage2 smoke test check gpu-check bench up down clean
+.PHONY: setup vllm stage1 stage2 stage3 smoke test check gpu-check bench up down clean
 
 setup:
 	@scripts/setup
@@ -30,6 +31,10 @@ recording := $(or $(RECORDING),.cache/recordings/$(ENGINE).jsonl)
 stage2: $(engine)
 	@$(if $(RECORDING),,scripts/record $(ENGINE) $(TARGET) $(recording) $(CAPTURE))
 	@$(harness) run $(REPLAYS) --recording $(recording) --stage 2 --target $(TARGET) --engine $(ENGINE) --workers $(WORKERS)
+
+# Stage 3: a replica killed, 100 ms of latency, a GPU memory leak, each under load; ALL=1 for every scenario of scenarios/chaos.
+stage3: $(engine)
+	@$(harness) run $(CHAOS) --stage 3 --target $(TARGET) --engine $(ENGINE) --workers $(WORKERS)
 
 smoke: $(engine)
 	@$(harness) run scenarios/smoke.yaml --target $(TARGET) --engine $(ENGINE)
