@@ -54,6 +54,10 @@ class GpuLeak(Fault):
     ttl_s: Period = 120.0
     device: int | str | None = None
 
+    def __post_init__(self) -> None:
+        if self.grows_to is not None and self.grows_to <= self.share:
+            raise ValueError("grows_to is no more than share: nothing would grow")
+
     def resolve(self, target: Target) -> Aim:
         device = _device(target, self.device)
         try:
@@ -103,7 +107,6 @@ class GpuLeak(Fault):
 
     def applied(self, target: Target, state: Mapping[str, Any]) -> Mapping[str, Any]:
         wanted_bytes = PROVEN * state["aim_bytes"]
-
         most_bytes = int(state["baseline_free_bytes"] - wanted_bytes)
         free_bytes = _wait(target, state["device"], lambda free: free <= most_bytes, APPLIED_LIMIT_S)
         if free_bytes > most_bytes:
@@ -135,7 +138,7 @@ class GpuLeak(Fault):
         if self.share * total_bytes > room_bytes:
             most = max(0.0, room_bytes) / total_bytes
             raise Refused(
-                f"{device} has {_gib(free_bytes)} of {_gib(total_bytes)} free: with a floor of {self.floor:.3g} of it, "
+                f"{device} has {_gib(free_bytes)} of {_gib(total_bytes)} free: with a floor of {self.floor:.1%}, "
                 f"at most {most:.1%} can be leaked, not {self.share:.1%}"
             )
         if self.ttl_s <= self._ramp_s(total_bytes):
@@ -159,7 +162,7 @@ class GpuLeak(Fault):
     def _command(self, state: Mapping[str, Any]) -> list[str]:
         command = [sys.executable, "-m", "harness.chaos.leak", "--device", state["device"]]
         command += ["--aim", f"{state['most_bytes']}B", "--floor", f"{state['floor_bytes']}B"]
-        command += ["--step", f"{self.step_bytes}B", "--every", f"{self.every_s}s", "--ttl", f"{self.ttl_s}s"]
+        command += ["--step", f"{self.step_bytes}B", "--every", f"{self.every_s:f}s", "--ttl", f"{self.ttl_s:f}s"]
         command += ["--parent", str(os.getpid()), "--permit", state["permit"]]
         return command + (["--simulated", state["simulated"]] if state["simulated"] else [])
 

@@ -86,8 +86,9 @@ def test_it_is_spelled_as_users_write_it():
     text = {"share": "10%", "step": "512MiB", "every": "1s", "floor": "5%", "ttl": "2m", "grows_to": "20%", "device": 1}
     read = TypeAdapter(FAULTS["gpu_leak"]).validate_python(text)
     assert read == GpuLeak(share=0.1, step_bytes=GIB // 2, every_s=1.0, floor=0.05, ttl_s=120.0, grows_to=0.2, device=1)
-    with pytest.raises(ValidationError):
-        TypeAdapter(GpuLeak).validate_python({"step": "0MB"})
+    for wrong in ({"step": "0MB"}, {"share": "10%", "grows_to": "10%"}):
+        with pytest.raises(ValidationError):
+            TypeAdapter(GpuLeak).validate_python(wrong)
 
 
 def test_no_gpu(home):
