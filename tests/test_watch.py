@@ -227,6 +227,15 @@ def test_ranks_are_told_apart(tmp_path, serve):
     assert seen == {url: 1.0, f"{url}#1": 2.0}
 
 
+def test_requests_are_counted_whatever_ended_them(tmp_path, serve):
+    """What an engine has finished is one reading: the sum over the reasons, which are labels."""
+    counts = {"stop": 5, "length": 7, "abort": 1}
+    page = "".join(f'vllm:request_success_total{{engine="0",finished_reason="{r}"}} {n}\n' for r, n in counts.items())
+    url = serve(lambda _: (200, page))
+    (seen,) = sources.Engine(url).sample()
+    assert (seen.name, seen.value, seen.labels) == ("vllm:request_success_total", 13.0, {"engine": url})
+
+
 def test_a_missed_scrape_is_an_event(tmp_path, serve):
     """An engine that answers 500 leaves no reading, and one event however often it is asked meanwhile."""
     asked = []
