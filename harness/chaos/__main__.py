@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from harness.chaos import experiment
+from harness.chaos.experiment import play
 
 if __name__ == "__main__":
-    sys.exit(experiment.play(Path(sys.argv[1])))
+    sys.exit(play(Path(sys.argv[1])))
