@@ -204,3 +204,24 @@ def test_a_run_is_waited_for_until_its_guards_are_done(make: Make, work: Path) -
     assert waited
     injection.end()
     undo.await_guards(work, 60)
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("guarded")
+def test_what_the_owner_cannot_undo_its_guard_does_by_order(
+    make: Make, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ails one process need not ail the other; who did it is told."""
+
+    def refuse(self: Toy, target: Target, state: Mapping[str, Any]) -> None:
+        raise OSError("too many open files")
+
+    injection = make()
+    injection.begin()
+    monkeypatch.setattr(undo, "PAUSE_S", 0.0)
+    monkeypatch.setattr(Toy, "undo", refuse)
+    injection.end()
+    assert not (work / "broken").exists()
+    assert undo.left() == []
+    by_guard = [entry for entry in read_log(work / "log.guard-1.jsonl", []) if isinstance(entry, Event)]
+    assert [(event.kind, event.detail["why"]) for event in by_guard] == [("healing", "order"), ("healed", "order")]

@@ -1,13 +1,18 @@
 """`harness heal`: what everything else left behind."""
 
+from pathlib import Path
 from signal import SIGKILL, SIGSTOP
 
 import pytest
 from scene import Scene
 
-from harness.model import EXIT_UNSAFE
+from harness import run
+from harness.model import EXIT_UNSAFE, UsageError
+from harness.report.panel import LivePanel
 
 pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
 
 
 def leave_behind(scene: Scene, **fault: str) -> None:
@@ -122,3 +127,13 @@ def test_a_guard_that_fails_says_so_and_leaves_the_record(scene: Scene) -> None:
     assert (told.kind, told.detail["step"]) == ("unproven", "undone")
     assert f"by hand: rm {scene.file}" in told.detail["why"]
     assert len(scene.records()) == 1
+
+
+def test_a_run_is_refused_over_what_was_left(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the stack is touched, with what to do: its users would meet a fault that is none of this run's."""
+    leave_behind(scene)
+    monkeypatch.setenv("HARNESS_UNDO_DIR", scene.environment["HARNESS_UNDO_DIR"])
+    order = run.Order((ROOT / "scenarios/smoke.yaml",), str(scene.work / "target.yaml"), runs=scene.work / "runs")
+    with pytest.raises(UsageError, match="take it back with `harness heal`"):
+        run.run(order, LivePanel, lambda *_: None)
+    assert not (scene.work / "runs/latest").exists()
