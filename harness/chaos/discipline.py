@@ -25,6 +25,7 @@ from harness.targets.base import Target
 
 STEP_LIMIT_S = 30.0  # of finding targets, and of the proof; a fault's own limits tell more
 TICK_S = 0.1
+_in_force: set[Path] = set()  # this process's own, by their records: several may be, together
 
 
 class StillBroken(Unproven):
@@ -156,7 +157,7 @@ class Injection:
 
     def _armed(self, aim: Aim) -> tuple[Path, Guard, Aim]:
         """With the aim as it was written down: no later step sees more of it than the guard does."""
-        if stale := undo.stale():
+        if stale := undo.stale(_in_force):
             self._refuse(stale)
         record = undo.record(self.name, self.fault, self.target, aim, self.ttl_s, self.run_dir)
         try:
@@ -164,10 +165,12 @@ class Injection:
         except OSError as error:
             self._refuse(f"what it takes to undo it cannot be written down: {error}")
         try:
-            return path, Guard(path), record.aim
+            guard = Guard(path)
         except (Refused, OSError) as error:
             undo.remove(path)
             self._refuse(error)
+        _in_force.add(path)
+        return path, guard, record.aim
 
     def _refuse(self, why: object) -> NoReturn:
         self._note("refused", why=str(why))
@@ -216,6 +219,7 @@ class Injection:
     def _take_back(self, path: Path, guard: Guard, aim: Aim) -> None:
         """By ourselves; else by order to the guard, for what ails this process need not ail that one."""
         self._open, failure = None, ""
+        _in_force.discard(path)
         with undo.held(path):
             if not guard.healed:
                 failure = self._mended(path, guard, aim)

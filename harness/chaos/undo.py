@@ -9,7 +9,7 @@ import dataclasses
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -103,18 +103,19 @@ def left() -> list[Path]:
     return sorted(folder().glob("*.json"), reverse=True)
 
 
-def stale() -> str:
-    """Why nothing may be broken now: a fault that is not this process's own may be in force. Empty when none is."""
+def stale(ours: Collection[Path] = ()) -> str:
+    """Why nothing may be broken now: a fault other than `ours` may be in force. Empty when none is."""
     for path in left():
+        if path in ours:
+            continue
         with contextlib.suppress(FileNotFoundError):
             try:
                 found = read(path)
             except ValueError as error:
                 return f"{error}: `harness heal` says what to do"
-            if not found.owner_lives:
-                return f"{found.fault} was left in force by {found.owner}: take it back with `harness heal`"
-            if found.pid != os.getpid():
+            if found.owner_lives and found.pid != os.getpid():
                 return f"{found.fault} is in force in a run that goes on ({found.owner})"
+            return f"{found.fault} was left in force by {found.owner}: take it back with `harness heal`"
     return ""
 
 

@@ -11,7 +11,7 @@ from toy import Toy
 
 from harness.chaos import discipline, undo
 from harness.chaos.catalogue import FAULTS
-from harness.chaos.discipline import Injection, under
+from harness.chaos.discipline import Injection, StillBroken, under
 from harness.chaos.fault import Aim, Refused, Unproven
 from harness.log import Log, read_log
 from harness.model import Event
@@ -225,3 +225,17 @@ def test_what_the_owner_cannot_undo_its_guard_does_by_order(
     assert undo.left() == []
     by_guard = [entry for entry in read_log(work / "log.guard-1.jsonl", []) if isinstance(entry, Event)]
     assert [(event.kind, event.detail["why"]) for event in by_guard] == [("healing", "order"), ("healed", "order")]
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("guarded")
+def test_nothing_more_is_broken_once_something_could_not_be_taken_back(make: Make, work: Path) -> None:
+    """Neither owner nor guard could: the sentence says what to do, and the next fault is refused."""
+    injection = make()
+    injection.begin()
+    (work / "broken.kept").touch()
+    with pytest.raises(StillBroken, match=rf"by hand: rm {work}/broken; then `harness heal`"):
+        injection.end()
+    with pytest.raises(Refused, match="toy was left in force"):
+        make(path=str(work / "another")).begin()
+    assert not (work / "another").exists()

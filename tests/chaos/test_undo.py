@@ -87,9 +87,10 @@ def test_a_damaged_record_is_told(text: str, made: Made) -> None:
 
 
 def test_what_is_stale_depends_on_who_owns_it(made: Made) -> None:
-    """Our own faults may be in force together; those of the living and of the dead may not."""
+    """Faults that are ours may be in force together; those of the living, of the dead, and what we gave up may not."""
     ours = undo.write(made())
-    assert undo.stale() == ""
+    assert undo.stale([ours]) == ""
+    assert "was left in force" in undo.stale()
     undo.remove(ours)
     parent = os.getppid()
     theirs = undo.write(made(pid=parent, started=processes.started(parent)))
