@@ -12,6 +12,8 @@ Address = tuple[str, int]
 BODY_LIMIT_BYTES = 10 * 1024 * 1024
 RESPONSE_HEADERS_LIMIT_KB = 256  # one header of 128 kB, and room for the others
 CHECK_INTERVAL = "1s"
+UNUSED_CHECK_INTERVAL = "5s"  # of the detour while nobody takes it; the canary asks an engine only once a second anyway
+DETOUR_DISTANCE = 100  # from an engine's port
 CHECK_TIMEOUT = "3s"  # longer than the guard's canary takes to give up
 KEEP_ALIVE = "4s"  # uvicorn closes an idle connection after 5 s; closing first avoids a race
 GUARD_TIMEOUT = "10s"  # an exact count of a large prompt on a busy machine
@@ -50,7 +52,7 @@ def config(gateway: Address, admin: Address, guard: Address, engines: Sequence[A
         },
         "static_resources": {
             "listeners": [_listener(gateway, retries=max(1, len(engines) - 1))],
-            "clusters": [_engines(engines, guard), _guard(guard)],
+            "clusters": [_engines(engines, guard), _guard(guard), _detour(engines, guard)],
         },
     }
 
@@ -179,7 +181,11 @@ def _code(operator: str, value: int) -> dict[str, Any]:
 
 def _routes(retries: int) -> dict[str, Any]:
     to_engines = {
-        "cluster": "engines",
+        # All go straight, until the admin's runtime sends them round (routing.engines, routing.detour).
+        "weighted_clusters": {
+            "clusters": [{"name": "engines", "weight": 1}, {"name": "detour", "weight": 0}],
+            "runtime_key_prefix": "routing",
+        },
         "timeout": "0s",  # an answer may stream for as long as it has something to say
         "retry_policy": {
             # A reset counts too: before the first byte of an answer another replica can still give it, and the loser
@@ -244,14 +250,13 @@ def _ask_guard() -> dict[str, Any]:
 def _break_nothing() -> dict[str, Any]:
     """Delays and aborts for those who test the stack, off until the admin's runtime says otherwise.
 
-    They hold for a request on its way to the engines, before it is sent and so before any retry: users feel each.
+    They hold for a request before it is sent to an engine, and so before any retry: users feel each.
     """
     off = {"numerator": 0, "denominator": "HUNDRED"}
     return {
         "name": "fault",
         "typed_config": {
             "@type": f"{_HTTP}.fault.v3.HTTPFault",
-            "upstream_cluster": "engines",
             "delay": {"fixed_delay": "0.001s", "percentage": off},
             "delay_percent_runtime": "fault.engines.delay_percent",
             "delay_duration_runtime": "fault.engines.delay_ms",
@@ -308,6 +313,14 @@ def _engines(engines: Sequence[Address], guard: Address) -> dict[str, Any]:
             ]
         },
     }
+
+
+def _detour(engines: Sequence[Address], guard: Address) -> dict[str, Any]:
+    """The same engines by way of whoever listens at a fixed distance from each: those who test the stack, or nobody."""
+    around = _engines([(host, port + DETOUR_DISTANCE) for host, port in engines], guard)
+    checks = [{**check, "no_traffic_interval": UNUSED_CHECK_INTERVAL} for check in around["health_checks"]]
+    assignment = {**around["load_assignment"], "cluster_name": "detour"}
+    return {**around, "name": "detour", "load_assignment": assignment, "health_checks": checks}
 
 
 def _replica(number: int, engine: Address, guard: Address) -> dict[str, Any]:

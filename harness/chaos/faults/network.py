@@ -10,14 +10,13 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote, urlencode, urlsplit
 
 from pydantic import Field
 
 from harness.chaos.fault import Aim, Fault, Refused, Unproven
+from harness.targets import envoy
 from harness.targets.base import Target
 from harness.targets.local import Stack, admin_url, ticks
 from harness.units import Part, Period, spec
@@ -25,7 +24,6 @@ from harness.units import Part, Period, spec
 PREFIX = "fault.engines."  # of the filter's runtime keys
 COUNTERS = "http.gateway.fault."
 BASELINE_PROBES = 5
-PROBE_LIMIT_S = 30.0
 APPLIED_LIMIT_S = 20.0
 UNDONE_LIMIT_S = 30.0
 _MOST_MS = 60_000
@@ -42,7 +40,7 @@ class _ByGateway(Fault):
         if target.kind != "local":
             raise Refused(f"the gateway of a target of kind {target.kind} has no fault filter that we may set")
         admin = admin_url(target)
-        if left := _keys(admin):
+        if left := envoy.values(admin, PREFIX):
             raise Refused(f"the gateway has a fault already: {left}")
         usual_s = min(_probe(target)[1] for _ in range(BASELINE_PROBES))
         return Aim(
@@ -59,7 +57,7 @@ class _ByGateway(Fault):
         )
 
     def inject(self, target: Target, state: Mapping[str, Any]) -> None:
-        _modify(state["admin"], self._values())
+        envoy.modify(state["admin"], self._values())
 
     def applied(self, target: Target, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Envoy counts it, and a request of our own meets it."""
@@ -75,14 +73,14 @@ class _ByGateway(Fault):
 
     def undo(self, target: Target, state: Mapping[str, Any]) -> None:
         with contextlib.suppress(ConnectionRefusedError):  # no Envoy, no values; another one begins without them
-            _modify(state["admin"], dict.fromkeys(self._values(), ""))
+            envoy.modify(state["admin"], dict.fromkeys(self._values(), ""))
 
     def undone(self, target: Target, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Envoy has no such value, delays nothing any more, and requests of our own meet nothing."""
         stack, seen = Stack(Path(state["stack"])), "nothing"
         for _ in ticks(UNDONE_LIMIT_S):
             try:
-                if not (keys := _keys(state["admin"])):
+                if not (keys := envoy.values(state["admin"], PREFIX)):
                     probes = [_probe(target) for _ in range(BASELINE_PROBES)]
                     if not any(self._met(*probe) for probe in probes):
                         return {"keys": [], "probe_s": min(took_s for _, took_s in probes), "usual_s": state["usual_s"]}
@@ -160,7 +158,7 @@ class Aborts(_ByGateway):
         return {"status": status} if status == self.status else None
 
 
-# Envoy ------------------------------------------------------------------------------------------------------------
+# What it takes ----------------------------------------------------------------------------------------------------
 
 
 def _share(share: float) -> str:
@@ -168,47 +166,13 @@ def _share(share: float) -> str:
     return json.dumps({"numerator": round(share * _PARTS), "denominator": "MILLION"})
 
 
-def _modify(admin: str, values: Mapping[str, str]) -> None:
-    """Set runtime values, or take them back with empty ones. Raises OSError."""
-    _ask(f"{admin}/runtime_modify?{urlencode(values, quote_via=quote)}", "POST")
-
-
-def _keys(admin: str) -> dict[str, str]:
-    """The filter's values that are in force. Raises OSError."""
-    entries = json.loads(_ask(f"{admin}/runtime?format=json"))["entries"]
-    return {key: entry["final_value"] for key, entry in entries.items() if key.startswith(PREFIX)}
-
-
 def _count(admin: str, counter: str) -> int:
-    """A counter of the filter; 0 before it has counted anything. Raises OSError."""
-    lines = _ask(f"{admin}/stats?filter=^{COUNTERS}{counter}$").split()
-    return int(lines[-1]) if lines else 0
-
-
-def _ask(asked: str, method: str = "GET") -> str:
-    status, page = _exchange(asked, method, {})
-    if status != 200:
-        raise ConnectionError(f"{asked} answers {status}: {page[:100]!r}")
-    return page
+    """A counter of the filter. Raises OSError."""
+    return envoy.counter(admin, f"{COUNTERS}{counter}")
 
 
 def _probe(target: Target) -> tuple[int, float]:
     """Status and seconds of a small request on its way to an engine. Raises OSError."""
     start_s = time.monotonic()
-    status, _ = _exchange(f"{target.url}/v1/models", "GET", target.sent_headers())
+    status, _ = envoy.exchange(f"{target.url}/v1/models", "GET", target.sent_headers())
     return status, time.monotonic() - start_s
-
-
-def _exchange(asked: str, method: str, headers: Mapping[str, str], body: str | None = None) -> tuple[int, str]:
-    """One exchange on a connection of its own, without proxies. Raises OSError."""
-    parts = urlsplit(asked)
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.netloc, timeout=PROBE_LIMIT_S)
-    try:
-        connection.request(method, f"{parts.path}?{parts.query}", body, dict(headers))
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode(errors="replace")
-    except HTTPException as error:
-        raise ConnectionError(f"{asked}: {error}") from error
-    finally:
-        connection.close()

@@ -1,4 +1,4 @@
-"""Faults of the gateway's own filter, on a real local stack with the simulated engine."""
+"""Faults between gateway and engines, on a real local stack with the simulated engine."""
 
 import json
 import os
@@ -10,14 +10,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
 from harness.chaos.fault import Fault, Refused, Unproven
 from harness.chaos.faults import network
+from harness.chaos.faults.link import Bandwidth, Blackhole, ConnectionReset, SlowLink
 from harness.chaos.faults.network import Aborts, Latency
 from harness.chaos.faults.process import GatewayRestarted, ReplicaKilled
-from harness.targets import base
+from harness.targets import base, envoy
 from harness.targets.base import Target
 from harness.targets.local import admin_url
 
@@ -65,7 +67,7 @@ def completion(target: Target) -> tuple[int, float]:
     """Status and seconds of one completion."""
     body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 1})
     start_s = time.monotonic()
-    status, _ = network._exchange(f"{target.url}/v1/completions", "POST", {"content-type": "application/json"}, body)
+    status, _ = envoy.exchange(f"{target.url}/v1/completions", "POST", {"content-type": "application/json"}, body)
     return status, time.monotonic() - start_s
 
 
@@ -150,7 +152,7 @@ def test_gateway_restarts_meanwhile(target: Target) -> None:
     fault.undo(target, state)
     assert restart.undone(target, other)["ready"][0]["pid"] != other["pid"]
     assert mended(fault, target, state)["keys"] == []
-    assert network._keys(admin_url(target)) == {}
+    assert envoy.values(admin_url(target), "fault.") == {}
 
 
 def test_replica_killed(target: Target) -> None:
@@ -162,10 +164,97 @@ def test_replica_killed(target: Target) -> None:
     assert back["pid"] != state["pid"]
 
 
+def test_slow_link(target: Target, home: Path) -> None:
+    """Every completion takes at least that much longer, and none does after the undo; no proxy is left."""
+    fault = SlowLink(delay_s=0.3, jitter_s=0.05)
+    before_s = usual_s(target)
+    state, evidence = broken(fault, target)
+    try:
+        assert "150 ms each way" in evidence["model"]
+        assert evidence["on_the_detour"] >= 1
+        assert all(completion(target)[1] >= 0.25 for _ in range(5))
+        with pytest.raises(Refused, match="on a detour already"):
+            Blackhole().resolve(target)
+    finally:
+        healed = mended(fault, target, state)
+    assert healed["keys"] == []
+    assert usual_s(target) < before_s + 0.125
+    assert proxies(home) == []
+
+
+def test_slow_link_to_one(target: Target, home: Path) -> None:
+    """Only what goes to the named engine is late."""
+    fault = SlowLink(upstream="engine-1", delay_s=0.3)
+    state, evidence = broken(fault, target)
+    try:
+        assert len(evidence["probes"]) == 1
+        late = [completion(target)[1] >= 0.3 for _ in range(40)]
+    finally:
+        mended(fault, target, state)
+    assert {True, False} == set(late)
+
+
+def test_slow_link_is_good_after_its_time(target: Target) -> None:
+    """Without an undo the way is as good as ever when its time is over, and serves."""
+    fault = SlowLink(delay_s=0.3, for_s=5.0)
+    state, _ = broken(fault, target)
+    try:
+        end = time.monotonic() + 30
+        while completion(target)[1] >= 0.15:
+            assert time.monotonic() < end
+        assert {completion(target)[0] for _ in range(10)} == {200}
+    finally:
+        mended(fault, target, state)
+
+
+def test_bandwidth(target: Target, home: Path) -> None:
+    """A page comes no faster than the rate, and users are served all the same."""
+    fault = Bandwidth(rate_bytes=5000)
+    state, evidence = broken(fault, target)
+    try:
+        assert all(probe["bytes"] <= 5000 * probe["took_s"] for probe in evidence["probes"].values())
+        assert completion(target)[0] == 200
+    finally:
+        mended(fault, target, state)
+
+
+def test_connection_reset(target: Target, home: Path) -> None:
+    """Connections are reset after their time; a request within it is served."""
+    fault = ConnectionReset(after_s=0.5)
+    state, evidence = broken(fault, target)
+    try:
+        assert all(probe["reset_after_s"] >= 0.5 for probe in evidence["probes"].values())
+    finally:
+        mended(fault, target, state)
+    assert completion(target)[0] == 200
+
+
+def test_blackhole(target: Target, home: Path) -> None:
+    """One of two engines swallows what it gets: some requests wait in vain, and none after the undo."""
+    fault = Blackhole(upstream="engine-0")
+    state, evidence = broken(fault, target)
+    try:
+        assert list(evidence["probes"].values()) == [{"silent_s": 1.0}]
+    finally:
+        mended(fault, target, state)
+    assert {completion(target)[0] for _ in range(10)} == {200}
+    assert proxies(home) == []
+
+
+def proxies(home: Path) -> list[int]:
+    """Living processes with a permit of this directory."""
+    return [
+        one.pid
+        for one in psutil.process_iter(["cmdline", "status"])
+        if one.info["status"] != psutil.STATUS_ZOMBIE
+        and any(str(home / ".harness") in word for word in one.info["cmdline"] or [])
+    ]
+
+
 def test_out_of_reach(target: Target, home: Path) -> None:
     """The gateway of somebody's endpoint is not set by us."""
     path = home / "other.yaml"
     path.write_text(f"kind: url\nurl: {target.url}\nmodel: tiny\ntokenizer: tiny\ngpu: none\n")
-    for fault in (Latency(), Aborts(), ReplicaKilled(), GatewayRestarted()):
+    for fault in (Latency(), Aborts(), Blackhole(), ReplicaKilled(), GatewayRestarted()):
         with pytest.raises(Refused, match="of kind url"):
             fault.resolve(base.load(str(path)))
