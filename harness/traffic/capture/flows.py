@@ -71,8 +71,10 @@ class Limits:
 def steps(segments: Iterable[Segment], account: Account, limits: Limits | None = None) -> Iterator[Step]:
     """All steps of all connections; each connection begins with OPENED, DATA or GAP and ends with OVER."""
     reassembler = Reassembler(account, limits)
+    feed = reassembler.feed
     for segment in segments:
-        yield from reassembler.feed(segment)
+        for step in feed(segment):
+            yield step  # noqa: UP028 - an iterator for each segment costs more
     yield from reassembler.close()
 
 

@@ -89,6 +89,26 @@ class Message:
         self.pieces.clear()
         return rest
 
+    def take_chunk(self, at_ns: int, data: bytes) -> bool:
+        """Take bytes that are one whole chunk, as nearly all packets of a stream are. False: `take` must read them."""
+        line_end = data.find(_CRLF, 0, 5)
+        size = _SIZES.get(data[:line_end], 0)
+        if (
+            not size
+            or len(data) != line_end + size + 4
+            or self._read is not _READ_CHUNKS
+            or self._held
+            or not self._kept
+            or self._size + len(data) > MESSAGE_BYTES
+            or not data.endswith(_CRLF)
+        ):
+            return False
+        self.pieces.append((at_ns, data[line_end + 2 : -2]))
+        self._parts.append(data)
+        self._size += len(data)
+        self.last_ns = at_ns
+        return True
+
     @property
     def raw(self) -> bytes:
         return b"".join(self._parts)
@@ -247,6 +267,9 @@ class Message:
             return self._broken(at_ns, data[position:])
         self._held += data[position:]
         return b""
+
+
+_READ_CHUNKS = Message._read_chunks
 
 
 class Request(Message):

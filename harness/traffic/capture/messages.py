@@ -145,7 +145,10 @@ class Splitter:
         """The exchanges that a step completes, often none. Raises nothing, whatever the bytes are."""
         at_ns, _, flow, kind, data = step
         if kind is _DATA:
-            if self._answer is not None and flow == self._server:  # as nearly all steps are
+            answer = self._answer
+            if answer is not None and flow == self._server:  # as nearly all steps are
+                if answer.take_chunk(at_ns, data):
+                    return _NOTHING
                 self._from_server(at_ns, data)
             else:
                 self._hear(at_ns, flow, data)
