@@ -7,7 +7,7 @@ as long as the gate allows, and INVALID when the run ended before.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -216,6 +216,11 @@ def first_injecting_s(timeline: Timeline) -> float:
 # Replicas, alerts ------------------------------------------------------------------------------------------------
 
 
+def _watched_s(timeline: Timeline) -> float:
+    """Until when the stack was watched: a replica may come back, and an alert clear, when the traffic is over."""
+    return max([measures.closed_s(timeline), *(event.at_s for event in timeline.events[-1:])])
+
+
 def _waited(event_s: float, limit_s: float, observed_s: float, what: str) -> tuple[Judgement, str]:
     """A thing that must come within a time: it came, it came late, it never came, or nobody waited long enough."""
     if math.isfinite(event_s):
@@ -235,8 +240,8 @@ class ReplicaRecovery(OfFaults):
         return f"answers within {seconds(self.within_s)}"
 
     def judged(self, timeline: Timeline, injection: Injection, end_s: float) -> Finding:
-        since_s, observed_s = self.since_s(injection), max(end_s, measures.closed_s(timeline))
-        ready = {name: at_s - since_s for name, at_s, _ in returned(timeline, since_s, observed_s)}
+        since_s, observed_s = self.since_s(injection), _watched_s(timeline)
+        ready = {name: at_s - since_s for name, at_s, _ in returned(timeline, since_s, math.inf)}
         wanted = max(1, len(injection.plan.get("targets", ())))
         last_s = max(ready.values()) if len(ready) >= wanted else math.nan
         judgement, why = _waited(last_s, self.within_s, observed_s - since_s, "answered by a new process")
@@ -244,13 +249,25 @@ class ReplicaRecovery(OfFaults):
         return Finding("", judgement, f"{len(ready)} of {wanted} replicas are back: {why}", figures=figures)
 
 
-def returned(timeline: Timeline, since_s: float, until_s: float) -> list[tuple[str, float, Event]]:
-    """The replicas that came back in this time: name, the first moment at which each really answered, the event."""
-    found: dict[str, tuple[str, float, Event]] = {}
-    for event in timeline.events:
-        if event.kind == "replica_ready" and since_s <= event.at_s <= until_s:
-            found.setdefault(event.name, (event.name, event.at_s, event))
+def returned(timeline: Timeline, since_s: float, until_s: float) -> list[tuple[str, float, Mapping[str, Any]]]:
+    """The replicas that came back in this time: name, the first moment at which each really answered, and what is
+    known of its process. By events of their own, or by what showed that a fault is over.
+    """
+    told = [(e.name, e.at_s, e.detail) for e in timeline.events if e.kind == "replica_ready"]
+    told += [one for injection in faults.of(timeline) for one in _shown(injection, timeline.run)]
+    found: dict[str, tuple[str, float, Mapping[str, Any]]] = {}
+    for name, at_s, detail in sorted(told, key=lambda one: one[1]):
+        if since_s <= at_s <= until_s:
+            found.setdefault(name, (name, at_s, detail))
     return list(found.values())
+
+
+def _shown(injection: Injection, run: Mapping[str, Any]) -> Iterator[tuple[str, float, Mapping[str, Any]]]:
+    """The replicas whose answers showed that a fault is over; its proof dates them by the machine's monotonic clock."""
+    origin_s, ready = run.get("origin_monotonic_s"), injection.undone.get("ready")
+    for one in ready if isinstance(ready, list) else []:
+        if isinstance(one, Mapping) and {"replica", "pid", "at_s"} <= one.keys() and origin_s is not None:
+            yield str(one["replica"]), one["at_s"] - origin_s, {k: one[k] for k in ("pid", "started") if k in one}
 
 
 @spec
@@ -271,7 +288,7 @@ class Alert(OfFaults):
         since_s, healed_s = self.since_s(injection), float(injection.healed_s or 0.0)
         fired_s = min((e.at_s for e in told if e.kind == FIRED and e.at_s >= since_s), default=math.nan)
         cleared_s = max((e.at_s for e in told[-1:] if e.kind == CLEARED and e.at_s >= fired_s), default=math.nan)
-        observed_s = max(end_s, measures.closed_s(timeline))
+        observed_s = _watched_s(timeline)
         parts = [_waited(fired_s - since_s, self.fires_within_s, observed_s - since_s, "fired")]
         if math.isfinite(fired_s):
             clears_s = cleared_s if math.isnan(cleared_s) else max(cleared_s, healed_s)
@@ -381,9 +398,9 @@ def tables(timeline: Timeline, spec: Recovery) -> dict[str, Any]:
     proven = [one for one in injections if one.injected_s is not None] if steady else []
     rows = [_row(spec, timeline, one, until_s(proven, k, steady)) for k, one in enumerate(proven) if steady]
     replicas = [
-        {"replica": name, "fault": one.name, "back_s": at_s - float(one.injected_s or 0.0), **event.detail}
+        {"replica": name, "fault": one.name, "back_s": at_s - float(one.injected_s or 0.0), **detail}
         for one in proven
-        for name, at_s, event in returned(timeline, float(one.injected_s or 0.0), math.inf)
+        for name, at_s, detail in returned(timeline, float(one.injected_s or 0.0), math.inf)
     ]
     around = [_around(timeline, timeline.windows[name]) for name in WINDOWS if name in timeline.windows]
     return {"faults": faults.table(timeline), "around": around, "recovery": rows, "replicas": replicas}

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
@@ -16,6 +17,7 @@ from harness.model import Judgement, Verdict
 from harness.report import markdown, text
 
 Lay = Callable[[Path, dict[str, Any]], None]
+JudgeDir = Callable[[Path, dict[str, Any]], Verdict]
 Tell = Callable[[dict[str, Any]], Verdict]
 HURT = [{"n": 600, "to": 30}, {"n": 200, "from": 30, "to": 40, "outcome": "RESET"}, {"n": 1200, "from": 40}]
 KILLED = {"name": "replica_killed", "injecting": 29.9, "injected": 30, "healed": 35}
@@ -97,6 +99,19 @@ def test_arrivals_count_a_new_process_from_nothing(tmp_path: Path, lay: Lay) -> 
     assert (arrived >= 0).all()
     assert arrived.sum() == 990 + 290 + 4 + 180  # the new process holds four when it is first seen
     assert (np.diff(moments_s) >= 0).all()
+
+
+def test_a_replica_whose_answer_ended_the_fault(tmp_path: Path, lay: Lay, judge_dir: JudgeDir) -> None:
+    """The proof that a fault is over may itself be a replica that answers, dated by the machine's clock."""
+    back = {"replica": "engine-1", "pid": 8, "started": 77, "at_s": 5034.0}
+    fault = {**KILLED, "undone": {"ready": [back, {"replica": "engine-2", "gone": "the stack is down"}, "?"]}}
+    story = {**STORY, "faults": [fault], "gates": [{"replica_recovery": {"within": "2m"}}]}
+    lay(tmp_path, story)
+    run = orjson.loads((tmp_path / "run.json").read_bytes())
+    (tmp_path / "run.json").write_bytes(orjson.dumps({**run, "origin_monotonic_s": 5000.0}))
+    verdict = judge_dir(tmp_path, story)
+    assert (verdict.verdict, verdict.findings[0].figures["measured_s"]) == (Judgement.PASS, 4.0)
+    assert [row["pid"] for row in verdict.tables["replicas"]] == [8]
 
 
 def test_it_is_told(tell: Tell) -> None:
