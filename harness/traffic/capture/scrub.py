@@ -49,7 +49,7 @@ _CHUNKED = re.compile(rb"(?i)[\r\n][^\w\r\n]*transfer-encoding[^\r\n]*chunked")
 _CODED = re.compile(rb"(?i)[\r\n][^\w\r\n]*content-encoding[ \t]*:[ \t]*([^\r\n]+)")
 _CHUNK_SIZE = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _LINE_END = re.compile(rb"\r?\n")
-_VISIBLE = re.compile(rb"[^\s]")
+_VISIBLE = bytes(code if code in b" \t\n\r\f\v" else ord("x") for code in range(256))
 _WORD = re.compile(rb"[^\s;,\"']+")
 _LEAST_BYTES = 8  # a shorter value may be any word: it is masked where it stands, and not looked for elsewhere
 
@@ -214,7 +214,7 @@ def _hidden(value: bytes) -> bytes:
     """The value of a secret header; the name of its scheme stays."""
     scheme = _SCHEME.match(value)
     at = scheme.end() if scheme else 0
-    return value[:at] + _VISIBLE.sub(b"x", value[at:])
+    return value[:at] + value[at:].translate(_VISIBLE)
 
 
 def _secrets(lines: bytes, values: Iterable[Valued]) -> frozenset[bytes]:
