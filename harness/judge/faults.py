@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from harness.model import Event, Finding, Judgement
 from harness.timeline import Timeline
 
@@ -84,6 +86,16 @@ def _told(injection: Injection, event: Event) -> Injection:
 def planned(timeline: Timeline) -> bool:
     """Whether the run was to have faults, by its own record or by what happened."""
     return bool(timeline.run.get("chaos")) or any(event.kind in _KINDS for event in timeline.events)
+
+
+def in_force(timeline: Timeline, at_s: np.ndarray, slack_s: float) -> np.ndarray:
+    """Mask of the moments at which a proven fault was in force; its end is seen up to `slack_s` late."""
+    mask = np.zeros(len(at_s), dtype=bool)
+    for one in of(timeline):
+        if one.injecting_s is not None and one.injected_s is not None:
+            end_s = np.inf if one.healed_s is None else one.healed_s + slack_s
+            mask |= (at_s >= one.injecting_s) & (at_s <= end_s)
+    return mask
 
 
 def left(timeline: Timeline) -> list[Injection]:

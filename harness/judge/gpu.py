@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from harness.judge import faults
 from harness.judge.counts import percent, seconds
 from harness.model import Finding, Judgement, Outcome, Window
 from harness.timeline import Timeline
@@ -109,7 +110,8 @@ class GpuMemory:
             yield f"samples of {len(series)} GPUs in this window; {watching.series} were announced at the start"
         spare = _spare(series)
         for one in series:
-            if (one.total <= 0).any() or (one.gpu not in spare and (one.free >= one.total).any()):
+            broken = faults.in_force(timeline, one.at_s, interval_s)  # a dead engine holds no memory
+            if (one.total <= 0).any() or (one.gpu not in spare and (~broken & (one.free >= one.total)).any()):
                 yield f"{one.gpu}: memory in use reads 0 while the engine is up: the exporter has no data"
             if math.isnan(float(one.used.sum())):
                 yield f"{one.gpu}: {int(np.isnan(one.used).sum())} of {len(one.used)} samples are not numbers"

@@ -8,7 +8,7 @@ idle, on time and finished; a watcher that saw every GPU each second.
       - {n: 900, e2e: 0.81, class: short, send_lag: 0, ttft: 0.1, gaps: [0.02], outcome: OK, status: 200, ...}
       # one replayed says under `captured` what it met when it was captured, where that differs: captured: {e2e: 0.6}
     replay: {lost_share: 0}     # what the plan says of its recording; the captured answers are then laid out too
-    gpus: {GPU-0: {used: 0.8, skip: [40, 50], nan_at: 30}}
+    gpus: {GPU-0: {used: 0.8, skip: [40, 50], nan_at: 30, empty: [60, 62]}}
     player: {cpu_share: 0.3, skip: [0, 0]}
     faults:                     # each proven and undone, as far as it says when
       - {name: replica_killed, injected: 30, healed: 50, targets: [engine-1]}
@@ -227,6 +227,8 @@ def _watch(run_dir: Path, story: dict[str, Any], start_s: float, end_s: float) -
             if skip_from <= second < skip_to:
                 continue
             used = told.get("peak", told["used"]) if second == told.get("peak_at") else told["used"]
+            empty_from, empty_to = told.get("empty", (0, 0))
+            used = 0.0 if empty_from <= second < empty_to else used
             free = float("nan") if second == told.get("nan_at") else GPU_BYTES * (1 - used)
             busy = told.get("utilisation", 0.4 + 0.01 * (second % 7))
             for reading, value in (("free_bytes", free), ("total_bytes", GPU_BYTES), ("utilisation", busy)):
