@@ -226,6 +226,40 @@ def _interval(ratio: float | None, low: float | None, high: float | None) -> str
     return f"{told} ({shown[0] or '?'}-{shown[1] or '?'})"
 
 
+def _faults(value: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """What was broken, when and for how long; and what shows it, a row each."""
+    rows = []
+    for fault in value:
+        first = {"fault": fault["fault"], "at": figure("at_s", fault["injected_s"])}
+        first["lasted"] = figure("lasted_s", fault["lasted_s"])
+        for what in ("targets", "evidence", "undone"):
+            rows.append({**first, "": what, "shown": figure(what, fault[what])})
+            first = dict.fromkeys(first, "")
+    return rows
+
+
+def _recoveries(value: Sequence[Mapping[str, Any]]) -> list[Row]:
+    return [
+        {
+            "fault": one["fault"],
+            "result": one["result"],
+            "after, s": _moment(one["recovered_s"], one["from_s"], one["to_s"]),
+            "onset": figure("onset_s", one["onset_s"]),
+            "bad for": figure("total_bad_s", one["total_bad_s"]),
+            "dips": figure("dips", one["dips"]),
+            "failed": f"{one['failed']:,} of {one['n']:,}",
+            "worst second": one["worst_second"],
+        }
+        for one in value
+    ]
+
+
+def _moment(at_s: float | None, lo_s: float | None, hi_s: float | None) -> str:
+    """`15.0 (14.9-15.2)`; "-" for one that never came."""
+    told = [f"{value:.1f}" if value is not None and math.isfinite(value) else "?" for value in (at_s, lo_s, hi_s)]
+    return "-" if told[0] == "?" else f"{told[0]} ({told[1]}-{told[2]})"
+
+
 def _rows(heading: str, value: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     return [{heading: name, **_row(row)} for name, row in value.items()]
 
@@ -256,9 +290,9 @@ _DRAWN: Mapping[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "changes": ("Answers that changed", _changes),
     "against_capture": ("The same requests, then and now", _against),
     "over_time": ("Then and now, over time", _list),
-    "faults": ("What was broken", _list),
+    "faults": ("What was broken", _faults),
     "around": ("Before, during and after the faults", _list),
-    "recovery": ("Recovery of the service, from the fault on", _list),
+    "recovery": ("Recovery of the service, from the fault on", _recoveries),
     "replicas": ("Replicas that came back", _list),
 }
 

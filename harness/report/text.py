@@ -30,6 +30,7 @@ COLOUR = {
 _WORDS = (
     *("", "gate", "class", "kind", "window", "limit", "verdict", "value", "expect", "wrong", "time", "why"),
     *("change", "path", "flaw", "captured", "now", "requests"),
+    *("fault", "shown", "result", "replica"),
 )
 _PROVENANCE = ("run", "runs", "scenario", "engine", "target", "seed", "workers", "plan_sha256", "commit", "dirty")
 

@@ -124,7 +124,7 @@ def test_it_is_told(tell: Tell) -> None:
             "pid 7: gone",
             "pid 8: answers",
             "Recovery of the service",
-            "10.025 s",
+            "10.0 (10.0-10.0)",
             "Replicas that came back",
             "Before, during and after",
         ):
