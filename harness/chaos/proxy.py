@@ -154,7 +154,7 @@ def main() -> int:
         permit.claim(asked.permit)
         asyncio.run(serve(dict(asked.way), set(asked.worse), harm))
     except (permit.Revoked, OSError) as error:
-        sys.stderr.write(f"{error or 'there is no permit'}\n")
+        sys.stderr.write(f"{str(error) or 'there is no permit'}\n")
     return 1
 
 

@@ -57,11 +57,12 @@ class _Link(Fault):
         admin = admin_url(target)
         if left := envoy.values(admin, PREFIX):
             raise Refused(f"the gateway's traffic is on a detour already: {left}")
+        back = "&".join(f"{key}=" for key in DETOUR)
         hit = list(engines) if self.upstream == ALL else [self.upstream]
         return Aim(
             targets=tuple(f"the way from {target.url} to {name}" for name in hit),
             radius=f"{self._model()}, for {len(hit)} of {len(engines)} engines",
-            undo=f"curl -X POST '{admin}/runtime_modify?{'&'.join(f'{key}=' for key in DETOUR)}'",
+            undo=f"curl -X POST '{admin}/runtime_modify?{back}', then end harness.chaos.proxy",
             state={
                 "stack": str(Stack().state),
                 "admin": admin,

@@ -47,7 +47,7 @@ class _OfReplica(Fault):
         tree = stack.tree(chosen)
         return Aim(
             targets=(f"{chosen.name} (pid {chosen.pid}, {len(tree)} processes)",),
-            radius=f"{self._harm(chosen.name)}; {left} other healthy replicas go on",
+            radius=f"{self._harm(chosen.name)}; healthy replicas left: {left}",
             undo=self._remedy(chosen.name),
             state={
                 "stack": str(stack.state),
