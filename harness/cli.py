@@ -53,6 +53,10 @@ def run_command(
     web_port: Annotated[int | None, typer.Option(help="Show the traffic in locust's web UI on this port.")] = None,
     master_port: Annotated[int | None, typer.Option(help="Let workers on other machines join on this port.")] = None,
     recording: Annotated[Path | None, typer.Option(help="Played instead of the one that the scenario names.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what its experiments would break; run nothing.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Break the last replica, too.")] = False,
 ) -> None:
     """Plan, run, judge and report."""
     order = run.Order(
@@ -65,7 +69,11 @@ def run_command(
         web_port=web_port,
         master_port=master_port,
         recording=recording,
+        force=force,
     )
+    if dry_run:
+        print(*run.preview(order), sep="\n")
+        return
     run_dir, verdict = run.run(order, LivePanel, _tell_run)
     if stage and len(files) > 1:
         _tell(run_dir, verdict)

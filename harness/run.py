@@ -24,16 +24,17 @@ from typing import Any
 
 import orjson
 
-from harness import evidence, parent, provenance, timeline
+from harness import budget, evidence, parent, provenance, timeline
 from harness import scenario as scenarios
-from harness.chaos import undo
+from harness.chaos import discipline, experiment, undo
+from harness.chaos.fault import Aim
 from harness.drivers import process
 from harness.judge import verdict as verdicts
 from harness.judge.counts import Latency
 from harness.log import Log, read_log, write_beside
 from harness.model import Event, UsageError, Verdict, Window
 from harness.report.panel import LiveState, Panel
-from harness.scenario import Scenario
+from harness.scenario import Planned, Scenario
 from harness.targets import base, local, url
 from harness.targets.base import Target
 from harness.traffic import plan
@@ -45,6 +46,7 @@ STOP_LIMIT_S = 10.0
 HEAL_LIMIT_S = 180.0  # for an experiment to take back what it broke: a replica on a busy machine starts in minutes
 FLUSHED_S = 2.5  # players flush once a second: what is over is on disk by then
 TICK_S = 0.2
+_PRODUCTION = re.compile(r"(?<![a-z0-9])prod(uction)?(?![a-z0-9])", re.IGNORECASE)
 _RAISED = re.compile(r"[\w.]*(Error|Exception)\b.*:")  # the line of a traceback that says what went wrong
 
 
@@ -62,6 +64,7 @@ class Order:
     web_port: int | None = None
     master_port: int | None = None
     recording: Path | None = None
+    force: bool = False
 
 
 def run(
@@ -81,6 +84,9 @@ def run(
         stage_dir = evidence.begin_stage(order.runs, order.stage) if order.stage else None
         with _serving(target):
             for scenario in loaded:
+                for _ in _aims(order, scenario, target):
+                    pass
+            for scenario in loaded:
                 if signals.count:
                     break
                 done.append(_run_one(order, scenario, target, panel, signals))
@@ -90,6 +96,37 @@ def run(
         if stage_dir:
             return stage_dir, evidence.settle_stage(stage_dir, order.stage, [run_dir for run_dir, _ in done])
     return done[-1][0], evidence.worst([verdict for _, verdict in done])
+
+
+def preview(order: Order) -> Iterator[str]:
+    """What the experiments of each scenario would hit, line by line; the stack must be up, and stays as it is.
+
+    Raises UsageError for what a run would refuse.
+    """
+    target = base.load(order.target, order.engine)
+    if stale := undo.stale():
+        raise UsageError(stale)
+    for path in order.scenarios:
+        scenario = _loaded(path, order)
+        if not scenario.chaos:
+            yield f"{path} breaks nothing"
+        for planned, name, aim in _aims(order, scenario, target):
+            yield f"{path}: {planned.experiment} at {planned.at_s:g} s"
+            yield from discipline.told(name, aim)
+
+
+def _aims(order: Order, scenario: Scenario, target: Target) -> Iterator[tuple[Planned, str, Aim]]:
+    """Every fault of a scenario and what it would hit. Raises UsageError where nothing may be broken."""
+    if scenario.chaos and target.kind == "url":
+        raise UsageError("a target of kind url is out of reach: nothing of it can be broken", target.where("kind"))
+    if scenario.chaos and target.chaos != "allowed" and (named := _PRODUCTION.search(target.url)):
+        raise UsageError(
+            f"{target.url} is called {named[0]}: nothing is broken there, unless its file says `chaos: allowed`",
+            target.where("url"),
+        )
+    for planned in scenario.chaos:
+        for name, aim in experiment.aims(planned.experiment, target, order.force):
+            yield planned, name, aim
 
 
 def _loaded(path: Path, order: Order) -> Scenario:
@@ -148,7 +185,8 @@ def _run_one(
     look = _Look(scenario, target, header.windows) if scenario.extendable else None
     overdue_s = max(window.end_s for window in header.windows) + 3 * header.time_limit_s + STOP_LIMIT_S
     show = panel(LiveState.begin(header, scenario.gates))
-    with _Conductor(run_dir, facts, show, signals, look, overdue_s) as conductor:
+    spent = budget.Budget(scenario.abort, run_dir) if scenario.abort else None
+    with _Conductor(run_dir, facts, show, signals, look, overdue_s, spent) as conductor:
         conductor.conduct(order, bool(scenario.chaos))
     return run_dir, evidence.settle(run_dir)
 
@@ -167,6 +205,7 @@ def _run_facts(order: Order, scenario: Scenario, target: Target, run_dir: Path, 
         "engine": served or "unknown",
         "simulated": target.engine == "sim",
         "chaos": [{"experiment": str(planned.experiment), "at_s": planned.at_s} for planned in scenario.chaos],
+        "force": order.force,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         **provenance.facts(Path.cwd()),
     }
@@ -241,9 +280,10 @@ class _Conductor:
         signals: _Signals,
         look: _Look | None,
         overdue_s: float,
+        spent: budget.Budget | None,
     ) -> None:
         self.run_dir, self.facts, self.panel, self.signals = run_dir, facts, panel, signals
-        self.look, self.overdue_s = look, overdue_s
+        self.look, self.overdue_s, self.budget, self._budget_at_s = look, overdue_s, spent, 0.0
         self.log = Log(run_dir / "log.conductor.jsonl")
         self.children: list[_Child] = []
         self.origin_s: float | None = None
@@ -321,6 +361,8 @@ class _Conductor:
                 self.panel.show(self._now_s(), self.run_dir)
                 if self.look and self._now_s() >= self.look.at_s and self._looked() == "decided":
                     break
+                if self._overspent():
+                    break
                 if self._now_s() > self.overdue_s:
                     self._note("overdue", "player", {"limit_s": self.overdue_s})
                     break
@@ -328,6 +370,16 @@ class _Conductor:
             if self.look and player.code == 0:  # the plan ended before the look was due
                 self._looked()
             self.panel.show(self._now_s(), self.run_dir)
+
+    def _overspent(self) -> bool:
+        """Whether the run must end for safety; looked at once a second."""
+        now_s = self._now_s()
+        if self.budget is None or now_s < self._budget_at_s:
+            return False
+        self._budget_at_s = now_s + 1.0
+        if why := self.budget.spent(now_s):
+            self._note("aborted", detail={"why": why})
+        return bool(why)
 
     def _looked(self) -> str:
         if self.look is None:

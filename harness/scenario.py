@@ -23,7 +23,7 @@ from harness.model import UsageError
 from harness.targets.base import Target
 from harness.traffic.plan import Traffic
 from harness.traffic.replay import Replay
-from harness.units import Duration, spec
+from harness.units import Duration, Part, Period, spec
 
 GREATEST_SEED = 2**63 - 1  # what JSON readers and 64-bit integers hold
 
@@ -43,12 +43,21 @@ class Planned:
 
 
 @spec
+class Abort:
+    """A run is stopped, and what is broken is mended, when this share of the requests of the last `for` failed."""
+
+    bad_share: Part
+    for_s: Period
+
+
+@spec
 class _File:
     """The keys that every scenario file has."""
 
     claim: str
     seed: Annotated[int, Field(ge=0, le=GREATEST_SEED)] = 0
     chaos: list[Planned] = field(default_factory=list)
+    abort: Abort | None = None
     gates: Annotated[list[Annotated[Any, OneOf(GATES)]], AfterValidator(_some)]
     on_inconclusive: Literal["", "fail", "warn", "extend"] = ""
 
@@ -78,6 +87,7 @@ class Scenario:
     gates: tuple[Gate, ...]
     on_inconclusive: str
     chaos: tuple[Planned, ...] = ()
+    abort: Abort | None = None
 
     @property
     def extendable(self) -> bool:
@@ -108,7 +118,9 @@ def load(path: Path, to_plan: bool = True, recording: Path | None = None) -> Sce
     if wrong := next(complaints, None):
         place, complaint = wrong
         raise UsageError(complaint, written.where(place))
-    return Scenario(path, file.claim, file.seed, file.traffic, gates, file.on_inconclusive, tuple(file.chaos))
+    return Scenario(
+        path, file.claim, file.seed, file.traffic, gates, file.on_inconclusive, tuple(file.chaos), file.abort
+    )
 
 
 def _replays(value: Any) -> bool:

@@ -93,6 +93,7 @@ class Timeline:
 def log_files(run_dir: Path) -> list[Path]:
     """The files that a verdict rests on, in a fixed order."""
     names = ["run.json", "scenario.yaml", "target.yaml", "plan.jsonl", "corpus.bin", CAPTURED]
+    names += sorted(path.name for path in run_dir.glob("experiment-*.yaml"))
     logs = sorted(p.name for p in run_dir.glob("log.*") if p.suffix in (".jsonl", ".bin"))
     return [run_dir / name for name in names + logs if (run_dir / name).exists()]
 

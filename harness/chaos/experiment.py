@@ -5,6 +5,7 @@ puts a fault of the catalogue under guard, `hold` leaves it in force, `heal` tak
 verdict is kept as a journal and judges nothing: it calls an experiment whose fault never came about completed.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from harness import document, parent, scenario, units
 from harness.chaos.catalogue import FAULTS
 from harness.chaos.discipline import Injection
+from harness.chaos.fault import Aim, Refused
 from harness.log import Log, read_run_json
 from harness.model import Event, UsageError
 from harness.targets import base, url
@@ -38,6 +40,7 @@ class _Session:
         self.run_dir: Path | None = None
         self.log: Log | None = None
         self.open: list[Injection] = []
+        self.force = False
         self.over = threading.Event()
 
     @contextmanager
@@ -59,11 +62,9 @@ def inject(
     """Put a fault in force, under guard, and prove it. Raises as `Injection.begin`; UsageError for wrong arguments."""
     if _session.over.is_set():
         raise UsageError("the run is over: nothing more is broken")
-    if "ttl_s" in getattr(FAULTS.get(fault), "__dataclass_fields__", {}):
-        arguments["ttl"] = ttl  # what can end by itself does so when its guard would end it
     injection = Injection(
         fault,
-        made(fault, arguments),
+        made(fault, arguments, ttl, _session.force),
         _target(configuration),
         _session.log,
         ttl_s=units.duration(ttl),
@@ -86,12 +87,16 @@ def hold(lasts: str) -> bool:
     return True
 
 
-def heal() -> bool:
-    """Take back whatever is in force, the last first, all of it whatever becomes of one. Raises the first failure."""
+def heal(fault: str = "") -> bool:
+    """Take back whatever is in force, or is of that name, the last first, all of it whatever becomes of one.
+
+    Raises the first failure.
+    """
     failures: list[Exception] = []
-    while _session.open:
+    for injection in [one for one in reversed(_session.open) if fault in ("", one.name)]:
+        _session.open.remove(injection)
         try:
-            _session.open.pop().end()
+            injection.end()
         except Exception as error:  # the others are to be taken back all the same
             failures.append(error)
     if failures:
@@ -104,12 +109,19 @@ def canary_answers(configuration: Mapping[str, Any] | None = None) -> bool:
     return url.serves(_target(configuration))
 
 
-def made(fault: str, arguments: Mapping[str, Any]) -> Any:
-    """A fault of the catalogue from what a user wrote. Raises UsageError with the nearest name, or what is wrong."""
+def made(fault: str, arguments: Mapping[str, Any], ttl: str = f"{TTL_S:g}s", force: bool = False) -> Any:
+    """A fault of the catalogue from what a user wrote. Raises UsageError with the nearest name, or what is wrong.
+
+    By `force` it may hit the last replica. What can end by itself does so when its guard would end it, after `ttl`.
+    """
     if fault not in FAULTS:
         raise UsageError(f"there is no fault `{fault}`; {document.suggestion(fault, list(FAULTS))}")
+    chosen = getattr(FAULTS[fault], "__dataclass_fields__", {})
+    given = {**arguments, **({"ttl": ttl} if "ttl_s" in chosen else {})}
+    if force and "leave" in chosen:
+        given["leave"] = 0
     try:
-        return TypeAdapter(FAULTS[fault]).validate_python(dict(arguments))
+        return TypeAdapter(FAULTS[fault]).validate_python(given)
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{fault}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -118,6 +130,40 @@ def made(fault: str, arguments: Mapping[str, Any]) -> Any:
 def _target(configuration: Mapping[str, Any] | None) -> Target:
     named = (configuration or {}).get("target") or os.environ.get("HARNESS_TARGET") or "local"
     return base.load(str(named))
+
+
+# Before a run -----------------------------------------------------------------------------------------------------
+
+
+def faults(written: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The arguments of each `inject` of an experiment, in turn."""
+    for activity in written.get("method", []):
+        provider = activity.get("provider", {})
+        if (provider.get("module"), provider.get("func")) == (__name__, "inject"):
+            yield dict(provider.get("arguments", {}))
+
+
+def aims(path: Path, target: Target, force: bool = False) -> Iterator[tuple[str, Aim]]:
+    """What each fault of an experiment would hit now; nothing is broken.
+
+    Raises UsageError for a document that is no experiment, and for a fault that is wrong or would be refused.
+    """
+    from chaoslib.exceptions import InvalidExperiment  # half a second, and only where something is to be broken
+    from chaoslib.experiment import ensure_experiment_is_valid
+
+    written = document.read(path).value
+    try:
+        ensure_experiment_is_valid(written)
+    except InvalidExperiment as error:
+        raise UsageError(f"this is no experiment: {error}", str(path)) from None
+    for given in faults(written):
+        name, ttl = str(given.pop("fault", "")), str(given.pop("ttl", f"{TTL_S:g}s"))
+        fault = made(name, given, ttl, force)
+        try:
+            yield name, Injection(name, fault, target, None, ttl_s=0.0, run_dir=None, dry_run=True).begin()
+        except Refused as refusal:
+            forced = "; --force goes on" if getattr(fault, "leave", 0) else ""
+            raise UsageError(f"{name} is refused: {refusal}{forced}", str(path)) from None
 
 
 # A run's child ----------------------------------------------------------------------------------------------------
@@ -129,7 +175,9 @@ def play(run_dir: Path) -> int:
     signal.signal(signal.SIGTERM, _enough)
     os.environ["HARNESS_TARGET"] = str(run_dir / "target.yaml")
     _session.run_dir, _session.log = run_dir, Log(run_dir / "log.chaos.jsonl")
+    _session.force = bool(read_run_json(run_dir).get("force"))
     planned = scenario.load(run_dir / "scenario.yaml", to_plan=False).chaos
+    importlib.import_module("chaoslib.experiment")  # half a second, which no experiment is to begin late by
     _session.log.event(Event(0.0, "ready", "chaos"))
     try:
         origin_s = _origin(run_dir)
@@ -155,13 +203,23 @@ def _origin(run_dir: Path) -> float | None:
 
 def _run(run_dir: Path, number: int) -> None:
     """One experiment, its rollbacks always done, and Chaos Toolkit's journal of it beside the log."""
-    from chaoslib.experiment import run_experiment  # half a second, and only where something is broken
+    from chaoslib.experiment import run_experiment
 
     written = document.read(run_dir / f"experiment-{number}.yaml").value
     settings = {"runtime": {"rollbacks": {"strategy": "always"}}}
     journal = run_experiment(written, settings=settings)
+    if not _met(journal) and _session.log:
+        origin_s = read_run_json(run_dir)["origin_monotonic_s"]
+        why = f"the steady state was not met: {journal['experiment']['steady-state-hypothesis']['title']}"
+        _session.log.event(Event(time.monotonic() - origin_s, "refused", written["title"], {"why": why}))
     path = run_dir / f"experiment-{number}.journal.json"
     path.write_text(json.dumps(journal, indent=1, default=str) + "\n")
+
+
+def _met(journal: Mapping[str, Any]) -> bool:
+    """Whether all was well before the experiment; Chaos Toolkit breaks nothing where it was not."""
+    before = (journal.get("steady_states") or {}).get("before")
+    return not before or bool(before["steady_state_met"])
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ class TargetFile:
     `prompt_limit` is the longest prompt that the gateway takes, in tokens: the lengths of a scenario scale with it.
     `load_factor` scales its rates, `alert_scale` the times in the alert rules of a local stack. `gpus` says which GPUs
     serve, by the labels of their metrics, where the exporter or the Prometheus knows others too: `{Hostname: node-1}`,
-    or several values, `{UUID: [GPU-5e2f, GPU-77b0]}`.
+    or several values, `{UUID: [GPU-5e2f, GPU-77b0]}`. `chaos: allowed` lets experiments break a target whose name
+    sounds like production.
     """
 
     kind: Literal["local", "kubernetes", "url"]
@@ -72,6 +73,7 @@ class TargetFile:
     alert_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     prompt_limit: Annotated[int, Field(ge=256)] = PROMPT_LIMIT_TOKENS
     headers: Headers = field(default_factory=dict)
+    chaos: Literal["", "allowed"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

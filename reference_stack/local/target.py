@@ -109,6 +109,7 @@ class _Reader:
             alert_scale=float(self._take("alert_scale", _is_positive, "must be a number above 0", 1.0)),
             prompt_limit=self._take("prompt_limit", _is_count, "must be a whole number of tokens above 0"),
         )
+        self._take("chaos", lambda word: word == "allowed", "must be allowed", None)  # the harness's, as the next
         self._take("gpus", _is_mapping, "must be labels with values", None)  # the harness's: which GPUs it watches
         if self._value:
             name = next(iter(self._value))
