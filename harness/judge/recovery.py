@@ -175,7 +175,7 @@ def _dip(due_s: np.ndarray, bad: np.ndarray, around: tuple[int, int, int, int], 
     begin, first, last, finish = around
     since = int(np.searchsorted(due_s, due_s[last] - (due_s[stops[last] - 1] - due_s[last])))
     low, at, high = (since + k for k in _change(bad[since:finish], last - since, stops[last] - since))
-    moments = np.append(due_s, np.inf)
+    moments = [*due_s.tolist(), np.inf]  # Python's numbers: they are told as they are
     ends = Edge(at_s=moments[at], lo_s=moments[low - 1], hi_s=moments[high])
     stop = min(int(stops[first]), at)
     high, at, low = (stop - k for k in _change(bad[begin:stop][::-1], 0, stop - max(first, begin)))

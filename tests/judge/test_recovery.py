@@ -149,6 +149,7 @@ def test_any_series(spans: list[tuple[int, bool]], usual_bad: int) -> None:
     dips = find_dips(due_s, bad, 0.01)
     moments = [moment_s for dip in dips for moment_s in (dip.starts.at_s, dip.ends.at_s)]
     assert moments == sorted(moments)
+    assert {type(moment_s) for moment_s in moments} <= {float}
     for dip in dips:
         assert dip.starts.lo_s <= dip.starts.at_s <= dip.starts.hi_s
         assert dip.ends.lo_s <= dip.ends.at_s <= dip.ends.hi_s
