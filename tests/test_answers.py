@@ -24,8 +24,11 @@ TEXTS = (
     b"\xff",
     b"\xed\xa0\x80",
     b"\t",
+    b'x","content":"',
+    b'","finish_reason":"stop',
+    b'"},"usage":{"prompt_tokens":1},"b":{"c":"',
+    b"a\n\ndata: b",
 )
-TEXTS += (b'x","content":"', b'","finish_reason":"stop', b'"},"usage":{"prompt_tokens":1},"b":{"c":"', b"a\n\ndata: b")
 LAYOUTS = (
     b'{"id":"a","choices":[{"index":0,"delta":{"KEY":"TEXT"},"finish_reason":null}]}',
     b'{"choices":[{"delta":{"content":"","KEY":"TEXT"}}],"usage":null}',

@@ -166,7 +166,7 @@ def _header_line(header: RecordingHeader) -> bytes:
 def _filled(value: Any) -> dict[str, Any]:
     """The fields of a value that differ from their defaults; moments that never came are left out."""
     filled = {}
-    for name, default in _defaults(type(value)):
+    for name, default in _defaults(value.__class__):
         held = getattr(value, name)
         if held is not default and held not in (default, {}) and not (isinstance(held, float) and math.isnan(held)):
             filled[name] = held
