@@ -121,7 +121,7 @@ CASES = {
         Case("GpuMemoryHigh", memory("40x9 14x130 40x60", "60x9 86x130 60x60"), {"129s": 0, "131s": 1, "145s": 0}),
         1.0,
     ),
-    "memory at 84 %": (Case("GpuMemoryHigh", memory("16x300", "84x300"), {"290s": 0}), 1.0),
+    "memory at 84.5 %": (Case("GpuMemoryHigh", memory("155x300", "845x300"), {"290s": 0}), 1.0),
     "reserved memory is part of the total": (
         Case("GpuMemoryHigh", memory("15x300", "80x300", "10x300"), {"290s": 1}),
         1.0,
