@@ -286,8 +286,11 @@ class Alert(OfFaults):
         if why := self._unseen(timeline, told, float(injection.injecting_s or 0.0)):
             return Finding("", Judgement.INVALID, why, figures={"fault": injection.name})
         since_s, healed_s = self.since_s(injection), float(injection.healed_s or 0.0)
-        fired_s = min((e.at_s for e in told if e.kind == FIRED and e.at_s >= since_s), default=math.nan)
-        cleared_s = max((e.at_s for e in told[-1:] if e.kind == CLEARED and e.at_s >= fired_s), default=math.nan)
+        # A fault that comes on step by step may be noticed before all of it is there: at once, then.
+        began_s = float(injection.injecting_s or 0.0)
+        seen_s = (max(e.at_s, since_s) for e in told if e.kind == FIRED and e.at_s >= began_s)
+        fired_s = min(seen_s, default=math.nan)
+        cleared_s = max((e.at_s for e in told[-1:] if e.kind == CLEARED and e.at_s >= began_s), default=math.nan)
         observed_s = _watched_s(timeline)
         parts = [_waited(fired_s - since_s, self.fires_within_s, observed_s - since_s, "fired")]
         if math.isfinite(fired_s):
