@@ -1,8 +1,8 @@
 """Somebody's endpoint: what it says of itself before anything is sent to it.
 
-It asks for models, metrics and a single token only, each with a time limit, and it asks as the player does: directly, with the system's
-trust in certificates, following nobody elsewhere. What answers here answers there. Traffic is the player's, faults are
-other targets' powers.
+It asks for models, metrics and a single token only, each with a time limit, and it asks as the player does: directly,
+with the system's trust in certificates, following nobody elsewhere. What answers here answers there. Traffic is the
+player's, faults are other targets' powers.
 """
 
 import json

@@ -73,8 +73,8 @@ def steps(segments: Iterable[Segment], account: Account, limits: Limits | None =
     reassembler = Reassembler(account, limits)
     feed = reassembler.feed
     for segment in segments:
-        for step in feed(segment):
-            yield step  # noqa: UP028 - an iterator for each segment costs more
+        for step in feed(segment):  # noqa: UP028 - an iterator for each segment costs more
+            yield step
     yield from reassembler.close()
 
 
