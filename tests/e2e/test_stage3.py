@@ -117,8 +117,9 @@ def test_kill_9_of_everything(home: Path, with_guard: bool) -> None:
     frozen = home / "freeze.yaml"
     frozen.write_text((ROOT / "experiments/process/freeze_engine.yaml").read_text().replace("15s", "100s"))
     command = [HARNESS, "run", scenario(home, frozen, "2m"), "--target", "target.yaml"]
+    before = (home / "runs/latest").resolve()
     with process(command, cwd=home) as conductor:
-        until(lambda: in_force(home / "runs/latest", conductor), 120, "the engine is frozen")
+        until(lambda: in_force(home / "runs/latest", before, conductor), 120, "the engine is frozen")
         everybody = psutil.Process(conductor.pid).children(recursive=True)
         guards = [one for one in everybody if "harness.chaos.guard" in one.cmdline()]
         assert len(guards) == 1
@@ -140,9 +141,9 @@ def test_kill_9_of_everything(home: Path, with_guard: bool) -> None:
     assert harness("judge", str((home / "runs/latest").resolve())).returncode in (3, 5)
 
 
-def in_force(run_dir: Path, conductor: subprocess.Popen[str]) -> bool:
+def in_force(run_dir: Path, before: Path, conductor: subprocess.Popen[str]) -> bool:
     assert conductor.poll() is None, "the run has ended"
-    return any(event["event"] == "injected" for event in told(run_dir))
+    return run_dir.resolve() != before and any(event["event"] == "injected" for event in told(run_dir))
 
 
 def states(victim: dict[str, str]) -> list[str]:
