@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 def libraries(tmp_path_factory):
     """The folder of libcuda.so.1 and libnvidia-ml.so.1."""
     if not shutil.which("gcc"):
-        pytest.skip("there is no gcc to build the stub libraries with")
+        pytest.fail("there is no gcc to build the stub libraries with: install the package gcc")
     folder = tmp_path_factory.mktemp("lib")
     for name in ("libcuda", "libnvidia-ml"):
         command = ["gcc", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(folder / f"{name}.so.1")]
