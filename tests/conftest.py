@@ -1,7 +1,7 @@
 """What holds for every test.
 
-A shared machine may be slow at any moment, so no property has a deadline. Tests that start real processes carry the
-marker `e2e`, wherever they stand: whole folders of them get it here.
+A shared machine may be slow at any moment, so no property has a deadline. Tests that start real processes, or take as
+long, carry the marker `e2e`, wherever they stand: whole folders of them get it here.
 """
 
 from pathlib import Path

@@ -12,6 +12,8 @@ from reference_stack.gateway.envoy import LATENCY_BUCKETS_MS
 from reference_stack.monitoring import rules
 from reference_stack.monitoring.rules import ALERTS, document
 
+pytestmark = pytest.mark.e2e  # promtool
+
 ROOT = Path(__file__).parents[3]
 NAMES = [alert.name for alert in ALERTS]
 

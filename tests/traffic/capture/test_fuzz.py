@@ -25,6 +25,8 @@ HEADS = (
     b"\x0a\x0d\x0d\x0a",
 )
 
+pytestmark = pytest.mark.e2e  # not for its processes, for its time
+
 
 @cache
 def small(kind: str, pcapng_: bool) -> bytes:

@@ -17,6 +17,8 @@ from tests.traffic.capture.links import ETHERNET, FRAMINGS, frames, pcap, pcapng
 from tests.traffic.capture.material import ENDINGS
 from tests.traffic.capture.pipeline import Found, adds_up, compared, found, imported, material, plain, shifted
 
+pytestmark = pytest.mark.e2e  # not for its processes, for its time
+
 SNAP = 400
 HEADERS = 66  # Ethernet, IPv4, and TCP with its time stamps
 DEAR = ("extended6", "options", "gre", "gre ethernet")  # dissected at half a millisecond a packet: half of them do
