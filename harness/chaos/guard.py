@@ -144,6 +144,7 @@ class _Watch:
         self.path, self.record = path, undo.read(path)
         self.fault, self.target = self.record.revived()
         self._pipe, self._asked = _Pipe(sys.stdin.fileno()), False
+        # From here on by the clock that nobody sets: the record, which outlives a boot, can only have wall time.
         self._limit_s = _boot_s() + self.record.deadline_wall_s - time.time()
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

@@ -138,7 +138,7 @@ class Message:
 
     def _name(self, line: bytes) -> str:
         """Take the first line for what the speaking side has there. Returns what is wrong with it."""
-        raise NotImplementedError
+        raise NotImplementedError  # a message is a request or an answer, and each has its own first line
 
     def _read_head(self, at_ns: int, data: bytes) -> bytes:
         held, known = self._held, len(self._held)

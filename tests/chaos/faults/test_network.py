@@ -5,16 +5,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import psutil
 import pytest
 import yaml
 
-from harness.chaos.fault import Fault, Refused, Unproven
+from harness.chaos.fault import Refused, Unproven
 from harness.chaos.faults import network
 from harness.chaos.faults.link import Bandwidth, Blackhole, ConnectionReset, SlowLink
 from harness.chaos.faults.network import Aborts, Latency
@@ -22,6 +21,7 @@ from harness.chaos.faults.process import GatewayRestarted, ReplicaKilled
 from harness.targets import base, envoy
 from harness.targets.base import Target
 from harness.targets.local import admin_url
+from tests.chaos.faults.steps import broken, mended
 
 pytestmark = pytest.mark.e2e
 
@@ -73,19 +73,6 @@ def completion(target: Target) -> tuple[int, float]:
 
 def usual_s(target: Target) -> float:
     return median(took_s for status, took_s in (completion(target) for _ in range(11)) if status == 200)
-
-
-def broken(fault: Fault, target: Target) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    state = fault.resolve(target).state
-    fault.inject(target, state)
-    return state, fault.applied(target, state)
-
-
-def mended(fault: Fault, target: Target, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Evidence of the undo, done twice as a guard might."""
-    fault.undo(target, state)
-    fault.undo(target, state)
-    return fault.undone(target, state)
 
 
 def test_latency(target: Target) -> None:

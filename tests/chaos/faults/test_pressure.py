@@ -1,18 +1,18 @@
 """Pressure on this machine, in small doses: taken for real, and given back for real."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from harness.chaos.fault import Fault, Refused, Unproven
+from harness.chaos.fault import Refused, Unproven
 from harness.chaos.faults import pressure
 from harness.chaos.faults.pressure import CpuPressure, DiskFull, MemoryPressure
 from harness.targets import base
 from harness.targets.base import Target
+from tests.chaos.faults.steps import broken, mended
 
 pytestmark = pytest.mark.e2e
 
@@ -35,19 +35,6 @@ def pressing(folder: Path) -> list[int]:
         for one in psutil.process_iter(["cmdline", "status"])
         if one.info["status"] != psutil.STATUS_ZOMBIE and any(str(folder) in word for word in one.info["cmdline"] or [])
     ]
-
-
-def broken(fault: Fault, target: Target) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    state = fault.resolve(target).state
-    fault.inject(target, state)
-    return state, fault.applied(target, state)
-
-
-def mended(fault: Fault, target: Target, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Evidence of the undo, done twice as a guard might."""
-    fault.undo(target, state)
-    fault.undo(target, state)
-    return fault.undone(target, state)
 
 
 def test_cpu(target: Target) -> None:

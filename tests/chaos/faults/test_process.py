@@ -13,11 +13,12 @@ import psutil
 import pytest
 
 from harness import processes
-from harness.chaos.fault import Fault, Refused, Unproven
+from harness.chaos.fault import Refused, Unproven
 from harness.chaos.faults.process import CrashLoop, EngineFrozen, GatewayRestarted, ReplicaKilled, ServerCrashed
 from harness.targets import base, url
 from harness.targets.base import Target
 from harness.targets.local import Process, Stack
+from tests.chaos.faults.steps import broken, mended
 
 pytestmark = pytest.mark.e2e
 
@@ -92,20 +93,6 @@ def marked(state: Path) -> list[Process]:
         except psutil.Error:
             continue
     return found
-
-
-def broken(fault: Fault, target: Target) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """State and evidence of a fault that was injected."""
-    state = fault.resolve(target).state
-    fault.inject(target, state)
-    return state, fault.applied(target, state)
-
-
-def mended(fault: Fault, target: Target, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Evidence of the undo, done twice as a guard might."""
-    fault.undo(target, state)
-    fault.undo(target, state)
-    return fault.undone(target, state)
 
 
 def is_new(ready: list[dict[str, Any]], state: Mapping[str, Any]) -> bool:

@@ -193,7 +193,7 @@ def test_the_shipped_capture_is_this_material() -> None:
 
 def test_tshark_sees_the_same(tmp_path: Path) -> None:
     """Wireshark's engine as a witness: on disordered packets it finds the same bodies under the same names."""
-    if not shutil.which("tshark"):
+    if not shutil.which("tshark"):  # a second opinion: what is right is proven by the ground truth of the other tests
         pytest.skip("tshark is not installed: the Debian package tshark has it")
     packets = mutations.reordered(mutations.wrapped(material().packets))
     (tmp_path / "capture").write_bytes(plain(packets))
