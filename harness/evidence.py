@@ -180,6 +180,8 @@ def _told(run_dir: Path) -> bytes:
 
 # A stage: one verdict over several runs ---------------------------------------------------------------------------
 
+_LEFT_OUT = "left_out.json"
+
 
 def worst(told: Sequence[Verdict]) -> Verdict:
     """The verdict that stands for all: the gravest; of equals one of a stack left unsafe, then the higher exit code."""
@@ -192,6 +194,11 @@ def begin_stage(runs: Path, stage: int) -> Path:
     write_verdict(stage_dir, unfinished(stage_dir.name, stage))
     point(runs / f"latest-stage{stage}", stage_dir)
     return stage_dir
+
+
+def leave_out(stage_dir: Path, why: Mapping[str, str]) -> None:
+    """Put on record which scenarios the stage goes on without, by name, and why: its verdict will say so."""
+    write_beside(stage_dir / _LEFT_OUT, orjson.dumps(why))
 
 
 def settle_stage(stage_dir: Path, stage: int, run_dirs: Sequence[Path]) -> Verdict:
@@ -228,7 +235,7 @@ def _merged(stage_dir: Path, stage: int, run_dirs: Sequence[Path]) -> Verdict:
         believed=tuple(_named(finding, v, several) for v in parts.values() for finding in v.believed),
         findings=tuple(_named(finding, v, several) for v in parts.values() for finding in v.findings),
         tables=first.tables if not several else {_scenario_name(v): v.tables for v in parts.values()},
-        notes=tuple(dict.fromkeys(note for v in parts.values() for note in v.notes)),
+        notes=tuple(dict.fromkeys((*_left_out(stage_dir), *(note for v in parts.values() for note in v.notes)))),
         provenance={
             **{key: value for key, value in first.provenance.items() if key != "logs"},
             "stage": stage,
@@ -237,6 +244,12 @@ def _merged(stage_dir: Path, stage: int, run_dirs: Sequence[Path]) -> Verdict:
             "verdicts": {run_dir.name: provenance.sha256(run_dir / "verdict.json") for run_dir in parts},
         },
     )
+
+
+def _left_out(stage_dir: Path) -> Iterator[str]:
+    path = stage_dir / _LEFT_OUT
+    for name, why in orjson.loads(path.read_bytes()).items() if path.exists() else ():
+        yield f"{name} was left out: {why}"
 
 
 def _scenario_name(verdict: Verdict) -> str:

@@ -27,12 +27,12 @@ import orjson
 from harness import budget, evidence, parent, provenance, timeline
 from harness import scenario as scenarios
 from harness.chaos import discipline, experiment, undo
-from harness.chaos.fault import Aim
+from harness.chaos.fault import Absent, Aim
 from harness.drivers import process
 from harness.judge import verdict as verdicts
 from harness.judge.counts import Latency
 from harness.log import Log, read_log, write_beside
-from harness.model import Event, UsageError, Verdict, Window
+from harness.model import EXIT_INTERRUPTED, EXIT_UNSAFE, Event, UsageError, Verdict, Window
 from harness.report.panel import LiveState, Panel
 from harness.scenario import Planned, Scenario
 from harness.targets import base, local, url
@@ -72,8 +72,9 @@ def run(
 ) -> tuple[Path, Verdict]:
     """Run each scenario in turn and tell each verdict; the run directory and the verdict that stand for all.
 
-    A local stack that this call brought up is taken down again. The first interrupted run is the last. Raises
-    UsageError before anything is sent, KeyboardInterrupt when the user interrupted before there was a run.
+    A local stack that this call brought up is taken down again. A run that was interrupted, or has left the stack
+    unsafe, is the last. Raises UsageError before anything is sent, KeyboardInterrupt when the user interrupted before
+    there was a run.
     """
     loaded = [_loaded(path, order) for path in order.scenarios]
     target = base.load(order.target, order.engine)
@@ -83,16 +84,13 @@ def run(
             raise UsageError(stale)
         stage_dir = evidence.begin_stage(order.runs, order.stage) if order.stage else None
         with _serving(target):
-            for scenario in loaded:
-                for _ in _aims(order, scenario, target):
-                    pass
-            for scenario in loaded:
-                if signals.count:
-                    break
-                done.append(_run_one(order, scenario, target, panel, signals))
+            for scenario in _to_play(order, loaded, target, stage_dir):
+                if signals.count and not done:
+                    raise KeyboardInterrupt
+                done.append(_run_one(order, scenario, target, panel, signals))  # after a signal it says so, and ends
                 tell(*done[-1])
-        if not done:
-            raise KeyboardInterrupt
+                if done[-1][1].exit_code in (EXIT_INTERRUPTED, EXIT_UNSAFE):
+                    break
         if stage_dir:
             return stage_dir, evidence.settle_stage(stage_dir, order.stage, [run_dir for run_dir, _ in done])
     return done[-1][0], evidence.worst([verdict for _, verdict in done])
@@ -110,13 +108,39 @@ def preview(order: Order) -> Iterator[str]:
         scenario = _loaded(path, order)
         if not scenario.chaos:
             yield f"{path} breaks nothing"
-        for planned, name, aim in _aims(order, scenario, target):
-            yield f"{path}: {planned.experiment} at {planned.at_s:g} s"
-            yield from discipline.told(name, aim)
+        try:
+            for planned, name, aim in _aims(order, scenario, target):
+                yield f"{path}: {planned.experiment} at {planned.at_s:g} s"
+                yield from discipline.told(name, aim)
+        except Absent as nothing:
+            yield f"{path} has nothing to break: {nothing}"
+
+
+def _to_play(order: Order, loaded: list[Scenario], target: Target, stage_dir: Path | None) -> list[Scenario]:
+    """The scenarios that this target can be put to. A stage goes on without one that is about something which the
+    target does not have, and says so.
+
+    Raises UsageError where the target does not serve, nothing may be broken, a gate cannot hold or nothing is left.
+    """
+    serving, left_out = url.preflight(target), dict[Path, str]()
+    for scenario in loaded:
+        scenarios.refuse_impossible(scenario, target, serving)
+        try:
+            for _ in _aims(order, scenario, target):
+                pass
+        except Absent as nothing:
+            left_out[scenario.path] = str(nothing)
+    played = [scenario for scenario in loaded if scenario.path not in left_out]
+    if left_out and not (stage_dir and played):
+        path, why = next(iter(left_out.items()))
+        raise UsageError(f"there is nothing to break here: {why}", str(path))
+    if stage_dir and left_out:
+        evidence.leave_out(stage_dir, {path.stem: why for path, why in left_out.items()})
+    return played
 
 
 def _aims(order: Order, scenario: Scenario, target: Target) -> Iterator[tuple[Planned, str, Aim]]:
-    """Every fault of a scenario and what it would hit. Raises UsageError where nothing may be broken."""
+    """Every fault of a scenario and what it would hit. Raises UsageError where nothing may be broken, and Absent."""
     if scenario.chaos and target.kind == "url":
         raise UsageError("a target of kind url is out of reach: nothing of it can be broken", target.where("kind"))
     if scenario.chaos and target.chaos != "allowed" and (named := _PRODUCTION.search(target.url)):
@@ -170,8 +194,6 @@ class _Signals:
 def _run_one(
     order: Order, scenario: Scenario, target: Target, panel: Callable[[LiveState], Panel], signals: _Signals
 ) -> tuple[Path, Verdict]:
-    serving = url.preflight(target)
-    scenarios.refuse_impossible(scenario, target, serving)
     run_dir = evidence.create(order.runs, scenario.path.stem)
     shutil.copyfile(scenario.path, run_dir / "scenario.yaml")
     shutil.copyfile(target.path, run_dir / "target.yaml")

@@ -44,10 +44,16 @@ class Planned:
 
 @spec
 class Abort:
-    """A run is stopped, and what is broken is mended, when this share of the requests of the last `for` failed."""
+    """A run is stopped, and what is broken is mended, when this share of the requests of the last `for` failed, or when
+    a GPU has this share of its memory taken."""
 
-    bad_share: Part
-    for_s: Period
+    bad_share: Part | None = None
+    for_s: Period = 10.0
+    gpu_memory: Part | None = None
+
+    def __post_init__(self) -> None:
+        if self.bad_share is None and self.gpu_memory is None:
+            raise ValueError("abort needs a limit: bad_share (of requests) or gpu_memory")
 
 
 @spec
@@ -182,10 +188,12 @@ def _of_recording(replay: Replay, gates: tuple[Gate, ...], on_inconclusive: str)
 
 
 def refuse_impossible(scenario: Scenario, target: Target, serving: Mapping[str, Any]) -> None:
-    """Raise UsageError for a gate that cannot hold on this target, whatever the traffic does.
+    """Raise UsageError for a gate or a limit that cannot hold on this target, whatever the traffic does.
 
     `serving` is what the target said of itself before the run (`targets.url.preflight`).
     """
+    if scenario.abort and scenario.abort.gpu_memory is not None and target.gpu == "none":
+        raise UsageError("abort: the target has no GPU whose memory could end the run (gpu: none)", str(scenario.path))
     for gate in scenario.gates:
         if isinstance(gate.spec, GpuMemory) and target.gpu != "none":
             for configured in serving["gpu_memory_utilization"].values():

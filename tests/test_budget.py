@@ -1,10 +1,13 @@
 """When a run is stopped for safety."""
 
+import math
 from pathlib import Path
 
+import pytest
+
 from harness.budget import LEAST, Budget
-from harness.log import ObservationLog
-from harness.model import Observation, Outcome
+from harness.log import Log, ObservationLog
+from harness.model import Observation, Outcome, Reading
 from harness.scenario import Abort
 
 LIMIT = Abort(bad_share=0.6, for_s=10.0)
@@ -45,3 +48,30 @@ def test_what_is_new_is_read_as_it_comes(tmp_path: Path) -> None:
     assert not budget.spent(10.0)
     played(tmp_path, (LEAST, 12.0, Outcome.HTTP_5XX))
     assert budget.spent(13.0) and budget.spent(22.0) and not budget.spent(23.0)
+
+
+def test_a_full_gpu_stops_a_run(tmp_path: Path) -> None:
+    """At the share, of any GPU, by what was read of it last; without a reading, or by half a one, nothing is known."""
+    budget = Budget(Abort(gpu_memory=0.95), tmp_path)
+    assert not budget.spent(20.0)
+    log = Log(tmp_path / "log.watch.jsonl")
+
+    def read(gpu: str, name: str, value: float) -> None:
+        log.reading(Reading(1.0, f"gpu.{name}", value, {"gpu": gpu}))
+
+    read("GPU-0", "free_bytes", 10.0)
+    assert not budget.spent(20.0)
+    read("GPU-0", "total_bytes", 100.0)
+    read("GPU-1", "free_bytes", math.nan)
+    read("GPU-1", "total_bytes", 100.0)
+    assert not budget.spent(21.0)
+    read("GPU-1", "free_bytes", 5.0)
+    assert budget.spent(22.0) == "95.0% of the memory of GPU-1 was taken; from 95% on, a run ends"
+    read("GPU-1", "free_bytes", 6.0)
+    assert not budget.spent(23.0)
+
+
+def test_a_limit_is_needed() -> None:
+    """An abort that nothing could bring about is a mistake."""
+    with pytest.raises(ValueError, match="bad_share"):
+        Abort()

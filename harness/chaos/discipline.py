@@ -174,6 +174,8 @@ class Injection:
 
     def _refuse(self, why: object) -> NoReturn:
         self._note("refused", why=str(why))
+        if isinstance(why, Refused):
+            raise why
         raise Refused(str(why)) from (why if isinstance(why, Exception) else None)
 
     def _note(self, kind: str, **detail: Any) -> None:

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from harness import document, parent, scenario, units
 from harness.chaos.catalogue import FAULTS
 from harness.chaos.discipline import Injection
-from harness.chaos.fault import Aim, Refused
+from harness.chaos.fault import Absent, Aim, Refused
 from harness.log import Log, read_run_json
 from harness.model import Event, UsageError
 from harness.targets import base, url
@@ -99,6 +99,8 @@ def heal(fault: str = "") -> bool:
             injection.end()
         except Exception as error:  # the others are to be taken back all the same
             failures.append(error)
+        if injection.signals:
+            _session.over.set()
     if failures:
         raise failures[0]
     return True
@@ -106,7 +108,8 @@ def heal(fault: str = "") -> bool:
 
 def canary_answers(configuration: Mapping[str, Any] | None = None) -> bool:
     """Whether the target serves one token through its gateway."""
-    return url.serves(_target(configuration))
+    with _session.step():
+        return url.serves(_target(configuration))
 
 
 def made(fault: str, arguments: Mapping[str, Any], ttl: str = f"{TTL_S:g}s", force: bool = False) -> Any:
@@ -146,7 +149,8 @@ def faults(written: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def aims(path: Path, target: Target, force: bool = False) -> Iterator[tuple[str, Aim]]:
     """What each fault of an experiment would hit now; nothing is broken.
 
-    Raises UsageError for a document that is no experiment, and for a fault that is wrong or would be refused.
+    Raises UsageError for a document that is no experiment, and for a fault that is wrong or would be refused; Absent
+    when it is about something that the target does not have.
     """
     from chaoslib.exceptions import InvalidExperiment  # half a second, and only where something is to be broken
     from chaoslib.experiment import ensure_experiment_is_valid
@@ -161,6 +165,8 @@ def aims(path: Path, target: Target, force: bool = False) -> Iterator[tuple[str,
         fault = made(name, given, ttl, force)
         try:
             yield name, Injection(name, fault, target, None, ttl_s=0.0, run_dir=None, dry_run=True).begin()
+        except Absent:
+            raise
         except Refused as refusal:
             forced = "; --force goes on" if getattr(fault, "leave", 0) else ""
             raise UsageError(f"{name} is refused: {refusal}{forced}", str(path)) from None
@@ -208,6 +214,8 @@ def _run(run_dir: Path, number: int) -> None:
     written = document.read(run_dir / f"experiment-{number}.yaml").value
     settings = {"runtime": {"rollbacks": {"strategy": "always"}}}
     journal = run_experiment(written, settings=settings)
+    if journal["status"] == "interrupted":
+        _session.over.set()  # between two activities Chaos Toolkit itself hears the signal
     if not _met(journal) and _session.log:
         origin_s = read_run_json(run_dir)["origin_monotonic_s"]
         why = f"the steady state was not met: {journal['experiment']['steady-state-hypothesis']['title']}"

@@ -18,6 +18,10 @@ class Refused(Exception):  # noqa: N818 -- an outcome, not an error
     """The fault may not or cannot be injected here: no target, too few would be left, not allowed. One sentence."""
 
 
+class Absent(Refused):
+    """The target has nothing of the kind that the fault breaks, a GPU for one: the fault is no matter there."""
+
+
 class Unproven(Exception):  # noqa: N818 -- an outcome, not an error
     """There is no evidence that the fault was applied, or that it was undone. One sentence that says what was seen."""
 

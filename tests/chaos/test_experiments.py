@@ -10,7 +10,7 @@ from harness.chaos import experiment
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.yaml"))
-SCENARIOS = sorted((ROOT / "scenarios/chaos").glob("*.yaml"))
+SCENARIOS = sorted((ROOT / "scenarios/chaos").rglob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)

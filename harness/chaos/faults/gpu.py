@@ -20,7 +20,7 @@ from pydantic import Field
 
 from harness import sources
 from harness.chaos import permit
-from harness.chaos.fault import Aim, Fault, Refused, Unproven
+from harness.chaos.fault import Absent, Aim, Fault, Refused, Unproven
 from harness.sources import Dcgm, Matchers, Nvml, Prometheus, Unwatchable
 from harness.targets.base import Target
 from harness.units import Part, Period, Share, Size, spec
@@ -59,6 +59,8 @@ class GpuLeak(Fault):
             raise ValueError("grows_to is no more than share: nothing would grow")
 
     def resolve(self, target: Target) -> Aim:
+        if target.gpu == "none":
+            raise Absent("the target has no GPU (gpu: none)")
         device = _device(target, self.device)
         try:
             free_bytes, total_bytes = _memory(target, device)
@@ -201,8 +203,6 @@ def _device(target: Target, asked: int | str | None) -> str:
 
 def _listed(target: Target, matchers: Matchers) -> list[str]:
     """The target's devices that match, by whoever knows their labels. Raises Unwatchable when there is none."""
-    if target.gpu == "none":
-        raise Unwatchable("the target has none")
     if target.gpu == "nvml":
         return Nvml(matchers).gpus
     if target.gpu_metrics:

@@ -45,7 +45,7 @@ class _ByGateway(Fault):
         usual_s = min(_probe(target)[1] for _ in range(BASELINE_PROBES))
         return Aim(
             targets=(f"{target.url} on its way to {', '.join(target.engines)}",),
-            radius=f"{self.share:.4g} of all requests {self._harm()}",
+            radius=f"{'all' if self.share == 1 else f'{self.share:.1%} of all'} requests {self._harm()}",
             undo=f"curl -X POST '{admin}/runtime_modify?{'&'.join(f'{key}=' for key in self._values())}'",
             state={
                 "stack": str(Stack().state),
