@@ -1,12 +1,14 @@
-"""What Prometheus scrapes of the local stack, and which rules it evaluates: a pure function of addresses.
+"""What Prometheus scrapes, and which rules it evaluates: of the local stack, and of one in a cluster.
 
-Once a second, because the gates that read it judge windows of seconds.
+Pure functions. The names of the jobs are part of the rules' language (`up{job="engine"}`), so both give the same ones.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-INTERVAL = "1s"
+INTERVAL = "1s"  # of the local stack: gates read it in windows of seconds
+CLUSTER_INTERVAL = "5s"
+DCGM_PORT = 9400
 
 
 def config(scraped: Mapping[str, Sequence[str]], rule_files: Sequence[str] = ()) -> dict[str, Any]:
@@ -30,3 +32,61 @@ def _job(name: str, addresses: Sequence[str]) -> dict[str, Any]:
         "metrics_path": "/" + paths.pop(),
         "static_configs": [{"targets": [address.partition("/")[0] for address in addresses]}],
     }
+
+
+def in_cluster(rule_files: Sequence[str], namespace: str) -> dict[str, Any]:
+    """The document for a Prometheus among the pods of `namespace`; GPUs are those of the DCGM exporter, anywhere."""
+    return {
+        "global": {
+            "scrape_interval": CLUSTER_INTERVAL,
+            "scrape_timeout": CLUSTER_INTERVAL,
+            "evaluation_interval": CLUSTER_INTERVAL,
+        },
+        "rule_files": list(rule_files),
+        "scrape_configs": [
+            _pods("engine", "/metrics", "http", namespace),
+            _pods("gateway", "/stats/prometheus", "stats", namespace),
+            _pods("guard", "/guard/metrics", "stats", namespace, component="gateway"),
+            _pods("orchestrator", "/metrics", "http", namespace),
+            _pods("qdrant", "/metrics", "http", namespace),
+            _gpus(),
+        ],
+    }
+
+
+def _pods(job: str, path: str, port: str, namespace: str, component: str | None = None) -> dict[str, Any]:
+    """The pods of one component, at their port of that name; each series says its pod, node and release."""
+    return {
+        "job_name": job,
+        "metrics_path": path,
+        "kubernetes_sd_configs": [{"role": "pod", "namespaces": {"names": [namespace]}}],
+        "relabel_configs": [
+            _keep("pod_label_app_kubernetes_io_component", component or job),
+            _keep("pod_container_port_name", port),
+            _keep("pod_phase", "Running"),
+            _label("pod_name", "pod"),
+            _label("pod_node_name", "node"),
+            _label("pod_label_harness_release", "release"),
+        ],
+    }
+
+
+def _gpus() -> dict[str, Any]:
+    """The DCGM exporter's own labels stand: `pod` is the one that uses the GPU, not the exporter."""
+    return {
+        "job_name": "gpu",
+        "honor_labels": True,
+        "kubernetes_sd_configs": [{"role": "pod"}],
+        "relabel_configs": [
+            _keep("pod_label_app", "nvidia-dcgm-exporter"),
+            _keep("pod_container_port_number", str(DCGM_PORT)),
+        ],
+    }
+
+
+def _keep(source: str, value: str) -> dict[str, Any]:
+    return {"action": "keep", "source_labels": [f"__meta_kubernetes_{source}"], "regex": value}
+
+
+def _label(source: str, name: str) -> dict[str, Any]:
+    return {"source_labels": [f"__meta_kubernetes_{source}"], "target_label": name}

@@ -2,6 +2,8 @@
 
 What decides is what users and operators see: replicas in service, the gateway's own latency, GPU memory, what the
 gateway refuses, what waits. Each alert names its runbook. It refuses to page for a moment: every alert has a `for`.
+In a cluster two groups more: a candidate release against the one that serves, and what DCGM's profiling fields say of
+the work on a card. Beside them, the series that dashboards draw, recorded under one name each.
 """
 
 import math
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 RUNBOOKS = "reference_stack/monitoring/runbooks"
+RECORDED_SPAN_S = 60  # what a dashboard's point looks back on
 LEAST_FOR_S = 1
 LEAST_SPAN_S = 5  # a rate needs a few scrapes, however short the test
 
@@ -91,9 +94,153 @@ ALERTS = (
         severity="warning",
         summary="{{ $value }} requests wait in the engines, over 100",
     ),
+    Alert(
+        "EngineStalled",
+        # A frozen engine whose server goes on: /health is 200, requests are said to run, and no token comes.
+        "vllm:num_requests_running > 0 and rate(vllm:generation_tokens_total[SPAN]) == 0",
+        for_s=30,
+        severity="critical",
+        summary="{{ $value }} requests run on {{ $labels.instance }} and no token comes",
+        span_s=30,
+    ),
+    Alert(
+        "MetricsMissing",
+        # What is not measured fires nothing, so its absence must. Engines that are down are ReplicaDown's.
+        'up{job!="engine"} == 0 or absent(up{job="engine"}) or absent(up{job="gateway"}) or absent(up{job="guard"})',
+        for_s=120,
+        severity="warning",
+        summary="{{ $labels.job }} {{ $labels.instance }} is not scraped: alerts that need it are blind",
+    ),
 )
+
+
+def _of_release(name: str, release: str) -> str:
+    return f'sum(rate({name}{{release="{release}"}}[SPAN]))'
+
+
+def _errors(cluster: str) -> str:
+    """The share of answers with 5xx; a counter that never counted is not there."""
+    of = f'envoy_cluster_name="{cluster}"'
+    failed = f'(sum(rate(envoy_cluster_upstream_rq_xx{{{of},envoy_response_code_class="5"}}[SPAN])) or vector(0))'
+    return f"{failed} / sum(rate(envoy_cluster_upstream_rq_completed{{{of}}}[SPAN]))"
+
+
+def _p95_ms(cluster: str) -> str:
+    buckets = f'rate(envoy_cluster_upstream_rq_time_bucket{{envoy_cluster_name="{cluster}"}}[SPAN])'
+    return f"histogram_quantile(0.95, sum by (le) ({buckets}))"
+
+
+def _tokens_an_answer(release: str) -> str:
+    """Tokens of an answer, without the answers of one token: those are the canary's."""
+    total, count, single = (
+        _of_release(f"vllm:request_generation_tokens_{part}", release) for part in ("sum", "count", "bucket")
+    )
+    single = single.replace("{", '{le="1.0",')
+    return f"({total} - {single}) / ({count} - {single})"
+
+
+def _named(measure: str, condition: str) -> str:
+    return f'label_replace({condition}, "measure", "{measure}", "", "")'
+
+
+_TOKENS_RATIO = f"({_tokens_an_answer('candidate')}) / ({_tokens_an_answer('stable')})"
+
+# A release that has a share of the users beside the one that serves. It must hold for as long as it looks back, so that
+# what happened before it got its share says nothing.
+CANDIDATE = (
+    Alert(
+        "CandidateWorse",
+        _named("errors", f"{_errors('candidate')} > 0.01 + ({_errors('engines')})")
+        + " or "
+        + _named("latency", f"{_p95_ms('candidate')} / {_p95_ms('engines')} > 1.25")
+        + " or "
+        + _named("tokens", f"abs({_TOKENS_RATIO} - 1) > 0.25"),
+        for_s=1200,
+        severity="warning",
+        summary="The candidate is worse than the release that serves, by its {{ $labels.measure }} ({{ $value }})",
+        span_s=1200,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class GpuThresholds:
+    """What a card should do while it is busy; none of it is a law, so each number is yours to set.
+
+    busy_percent is the GPU_UTIL from which a card counts as busy, memory_bound the share of its memory bandwidth from
+    which idle tensor cores are no fault (decoding is bound by memory), copying the share of the link to the host that
+    transfers may take, stalled the share of the time in which work is there and no multiprocessor does any.
+    """
+
+    busy_percent: float = 80.0
+    tensor_active: float = 0.50
+    memory_bound: float = 0.50
+    copying: float = 0.45
+    link_bytes_per_s: float = 64e9  # PCIe 5.0 x16, one way; 32e9 for 4.0 (A10, A100, L4, L40S)
+    stalled: float = 0.25
+
+
+def profiling(limit: GpuThresholds) -> tuple[Alert, ...]:
+    """Alerts on DCGM's profiling fields: GPU_UTIL says that a kernel is there, these say whether it gets work done."""
+    busy = f"on (gpu, Hostname) DCGM_FI_DEV_GPU_UTIL > {limit.busy_percent:g}"
+    copied = "(DCGM_FI_PROF_PCIE_RX_BYTES + DCGM_FI_PROF_PCIE_TX_BYTES)"
+    return (
+        Alert(
+            "TensorCoresIdle",
+            f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE < {limit.tensor_active:g} and {busy} "
+            f"unless on (gpu, Hostname) DCGM_FI_PROF_DRAM_ACTIVE > {limit.memory_bound:g}",
+            for_s=600,
+            severity="info",
+            summary="GPU {{ $labels.gpu }} is busy, and neither its tensor cores ({{ $value | humanizePercentage }}) "
+            "nor its memory are",
+        ),
+        Alert(
+            "HostCopiesHigh",
+            f"{copied} / {limit.link_bytes_per_s:g} > {limit.copying:g}",
+            for_s=600,
+            severity="info",
+            summary="{{ $value | humanizePercentage }} of the link to GPU {{ $labels.gpu }} is taken by copies",
+        ),
+        Alert(
+            "GpuStalled",
+            f"DCGM_FI_PROF_GR_ENGINE_ACTIVE - DCGM_FI_PROF_SM_ACTIVE > {limit.stalled:g} and {busy}",
+            for_s=600,
+            severity="info",
+            summary="GPU {{ $labels.gpu }} has work, and {{ $value | humanizePercentage }} of the time does none of it",
+        ),
+    )
+
+
+# What dashboards draw: level:metric:operation, as Prometheus's own practice has it.
+RECORDED = {
+    "gateway:latency_seconds:p95": "histogram_quantile(0.95, sum by (le) "
+    '(rate(envoy_http_downstream_rq_time_bucket{envoy_http_conn_manager_prefix="gateway"}[SPAN]))) / 1000',
+    "gateway:rejected:share": f"{_REJECTED} / {_DECIDED}",
+    "gateway:decisions:rate": "sum by (decision, reason) (rate(gateway_requests_total[SPAN]))",
+    "engine:first_token_seconds:p95": "histogram_quantile(0.95, sum by (le) "
+    "(rate(vllm:time_to_first_token_seconds_bucket[SPAN])))",
+    "engine:tokens:rate": "sum by (instance) (rate(vllm:generation_tokens_total[SPAN]))",
+    "engine:waiting:sum": "sum(vllm:num_requests_waiting)",
+    "gpu:memory_taken:share": f"1 - DCGM_FI_DEV_FB_FREE / {_TOTAL_MIB}",
+}
 
 
 def document(scale: float = 1.0) -> dict[str, Any]:
     """The rule file. `scale` multiplies every time in it: 1 in production, less where minutes must be seconds."""
-    return {"groups": [{"name": "serving", "rules": [alert.rule(scale) for alert in ALERTS]}]}
+    return {"groups": [_group("serving", ALERTS, scale), _recorded(scale)]}
+
+
+def in_cluster(limit: GpuThresholds) -> dict[str, Any]:
+    """The rule file of a cluster: the same, and what only a cluster with real cards has."""
+    more = [_group("release", CANDIDATE, 1.0), _group("gpu_profiling", profiling(limit), 1.0)]
+    return {"groups": [*document()["groups"], *more]}
+
+
+def _group(name: str, alerts: tuple[Alert, ...], scale: float) -> dict[str, Any]:
+    return {"name": name, "rules": [alert.rule(scale) for alert in alerts]}
+
+
+def _recorded(scale: float) -> dict[str, Any]:
+    span_s = max(LEAST_SPAN_S, _whole(RECORDED_SPAN_S * scale))
+    rules = [{"record": name, "expr": expr.replace("SPAN", f"{span_s}s")} for name, expr in RECORDED.items()]
+    return {"name": "recorded", "rules": rules}
