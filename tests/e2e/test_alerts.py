@@ -116,7 +116,7 @@ def test_what_rules_ask_for_is_scraped(home: Path) -> None:
         for found in re.findall(r"\b(?:[a-zA-Z_]+_(?:[a-zA-Z_]*)|vllm:\w+|up)\b(?:\{[^}]*\})?", alert.condition)
         if not found.startswith(("histogram_quantile", "DCGM_FI_DEV_FB_RESERVED"))
     }
-    assert len(selectors) == 10, selectors
+    assert len(selectors) == 15, selectors
     assert complete() == 200 and complete("") == 400
     connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=20)
     body = json.dumps({"model": "another", "prompt": "hello"})
