@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -77,13 +77,19 @@ def inject(
 
 
 def hold(lasts: str) -> bool:
-    """Leave what is in force for that long, or until the run has had enough."""
+    """Leave what is in force for that long, or until the run is over: it is taken back then, and told to be cut short.
+
+    Raises as `Injection.hold`.
+    """
     for_s = units.duration(lasts)
     with _session.step():
         if _session.open:
             _session.open[-1].hold(for_s, _session.over.is_set)
         else:
             _session.over.wait(for_s)
+    if _session.over.is_set():
+        for injection in reversed(_session.open):
+            injection.abort("the run is over")
     return True
 
 
@@ -108,8 +114,7 @@ def heal(fault: str = "") -> bool:
 
 def canary_answers(configuration: Mapping[str, Any] | None = None) -> bool:
     """Whether the target serves one token through its gateway."""
-    with _session.step():
-        return url.serves(_target(configuration))
+    return url.serves(_target(configuration))
 
 
 def made(fault: str, arguments: Mapping[str, Any], ttl: str = f"{TTL_S:g}s", force: bool = False) -> Any:
@@ -146,6 +151,15 @@ def faults(written: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield dict(provider.get("arguments", {}))
 
 
+def _not_ended_at_once(written: Mapping[str, Any]) -> str:
+    """What Chaos Toolkit would do in its own time, deaf to a run that is over; "" when there is nothing."""
+    for activity in (*written.get("method", ()), *written.get("rollbacks", ())):
+        for key in ("pauses", "background"):
+            if activity.get(key):
+                return f"the activity `{activity['name']}` has `{key}`"
+    return ""
+
+
 def aims(path: Path, target: Target, force: bool = False) -> Iterator[tuple[str, Aim]]:
     """What each fault of an experiment would hit now; nothing is broken.
 
@@ -160,6 +174,8 @@ def aims(path: Path, target: Target, force: bool = False) -> Iterator[tuple[str,
         ensure_experiment_is_valid(written)
     except InvalidExperiment as error:
         raise UsageError(f"this is no experiment: {error}", str(path)) from None
+    if longer := _not_ended_at_once(written):
+        raise UsageError(f"{longer}, which nobody can end at once: let it `hold` instead", str(path))
     for given in faults(written):
         name, ttl = str(given.pop("fault", "")), str(given.pop("ttl", f"{TTL_S:g}s"))
         fault = made(name, given, ttl, force)
@@ -183,7 +199,8 @@ def play(run_dir: Path) -> int:
     _session.run_dir, _session.log = run_dir, Log(run_dir / "log.chaos.jsonl")
     _session.force = bool(read_run_json(run_dir).get("force"))
     planned = scenario.load(run_dir / "scenario.yaml", to_plan=False).chaos
-    importlib.import_module("chaoslib.experiment")  # half a second, which no experiment is to begin late by
+    chaoslib_run = importlib.import_module("chaoslib.run")  # half a second, which no experiment is to begin late by
+    chaoslib_run.exit_signals = nullcontext  # type: ignore[attr-defined]  # its SIGTERM is swallowed by an activity
     _session.log.event(Event(0.0, "ready", "chaos"))
     try:
         origin_s = _origin(run_dir)
@@ -214,8 +231,6 @@ def _run(run_dir: Path, number: int) -> None:
     written = document.read(run_dir / f"experiment-{number}.yaml").value
     settings = {"runtime": {"rollbacks": {"strategy": "always"}}}
     journal = run_experiment(written, settings=settings)
-    if journal["status"] == "interrupted":
-        _session.over.set()  # between two activities Chaos Toolkit itself hears the signal
     if not _met(journal) and _session.log:
         origin_s = read_run_json(run_dir)["origin_monotonic_s"]
         why = f"the steady state was not met: {journal['experiment']['steady-state-hypothesis']['title']}"

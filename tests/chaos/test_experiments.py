@@ -7,6 +7,8 @@ from chaoslib.experiment import ensure_experiment_is_valid
 
 from harness import document, scenario
 from harness.chaos import experiment
+from harness.model import UsageError
+from harness.targets import base
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.yaml"))
@@ -24,6 +26,16 @@ def test_experiment_is_valid(path: Path) -> None:
     written = document.read(path).value
     ensure_experiment_is_valid(written)
     assert list(experiment.faults(written)), "it breaks nothing"
+
+
+@pytest.mark.parametrize("more", ["pauses: {after: 60}", "background: true"])
+def test_what_nobody_can_end_at_once_is_refused(more: str, tmp_path: Path) -> None:
+    """Chaos Toolkit would pause, or go on in the background, in a run that is over."""
+    path, text = tmp_path / "experiment.yaml", (ROOT / "experiments/process/freeze_engine.yaml").read_text()
+    path.write_text(text.replace("name: hold,", f"name: hold, {more},"))
+    target = base.load("reference_stack/local/target.yaml")
+    with pytest.raises(UsageError, match=f"`hold` has `{more.partition(':')[0]}`, which nobody can end at once"):
+        next(experiment.aims(path, target))
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
