@@ -9,7 +9,8 @@ random: the same arrivals give the same steps. Prefix caching, speculative decod
 from collections import deque
 from dataclasses import dataclass, field
 
-from reference_stack.engine.profile import BLOCK_TOKENS, Cost, Profile
+from reference_stack.profiles.memory import BLOCK_TOKENS
+from reference_stack.profiles.profile import Cost, Profile
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ whose value would be invented. The engine's view of time is its own schedule's.
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from reference_stack.engine.batching import Scheduler, Sequence, Step
-from reference_stack.engine.profile import BLOCK_TOKENS
+from reference_stack.profiles.memory import BLOCK_TOKENS
 
 LATENCY_S = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
 FIRST_TOKEN_S = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10]

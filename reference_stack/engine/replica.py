@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from reference_stack.engine.answers import Answer
 from reference_stack.engine.batching import Scheduler, Sequence, Step
 from reference_stack.engine.metrics import Metrics
-from reference_stack.engine.profile import GIB, Profile
 from reference_stack.gpu.device import Device, OutOfDeviceMemory
+from reference_stack.profiles.memory import GIB
+from reference_stack.profiles.profile import Profile
 
 STANDSTILL_S = 0.25
 REPORT_PERIOD_S = 0.5
@@ -96,7 +97,7 @@ class Replica:
     def _allocate(self) -> None:
         """Take the memory as vLLM does at start: all of it, or none with vLLM's complaint."""
         state, profile = self._device.read(), self.profile
-        wanted = profile.memory_bytes * profile.vllm.gpu_memory_utilization
+        wanted = profile.budget_bytes
         if state.free_bytes < wanted:
             raise OutOfDeviceMemory(
                 f"Free memory on device {self._device.uuid} ({state.free_bytes / GIB:.2f}/"

@@ -20,12 +20,13 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from reference_stack.engine import generation, profile
+from reference_stack.engine import generation
 from reference_stack.engine.answers import DONE, VERSION, Answer, Envelope, answer
 from reference_stack.engine.generation import Generation, RequestError, UnreadableBodyError
 from reference_stack.engine.replica import Replica
 from reference_stack.engine.tokens import Tokens
 from reference_stack.gpu.device import Device, OutOfDeviceMemory
+from reference_stack.profiles import profile
 
 ASIDE_CHARS = 4096  # a longer text is tokenized on a thread, so that no other request's tokens wait for it
 
@@ -200,12 +201,12 @@ async def serve(server: Server, replica: Replica, port: int) -> None:
 
 async def start(arguments: argparse.Namespace) -> None:
     """Bring up the replica and serve it."""
-    card = profile.load(arguments.profile, arguments.max_model_len)
+    chosen = profile.load(arguments.profile, arguments.max_model_len)
     tokens = Tokens.read(arguments.tokenizer)
     device = Device(arguments.device)
-    device.create(card.gpu.name, card.memory_bytes)
-    replica = Replica(arguments.model, card, device)
-    log.info("%s on a simulated %s, %d KV blocks", card.model.checkpoint, card.gpu.name, card.kv_blocks)
+    device.create(chosen.card.name, chosen.card.memory_bytes)
+    replica = Replica(arguments.model, chosen, device)
+    log.info("%s on a simulated %s, %d KV blocks", chosen.checkpoint, chosen.card.name, chosen.kv_blocks)
     server = Server(arguments.model, tokens, replica, arguments.seed)
     await serve(server, replica, arguments.port)
 

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from reference_stack.engine.zygote import ENVIRONMENT, SERVER
+from reference_stack.profiles import profile
+from reference_stack.profiles.arguments import settings
 
 PYTHON = Path(".venv-vllm/bin/python")
 GPU = Path("/dev/nvidia0")
@@ -41,16 +43,20 @@ def main() -> None:
     options = parse()
     if not PYTHON.exists():
         sys.exit(f"vllm_replica: no {PYTHON}: run scripts/setup-vllm first")
+    try:
+        command = arguments(options, GPU.exists())
+    except profile.ProfileError as error:
+        sys.exit(f"vllm_replica: {error}")
     lead_group()
     leash()
     status = None
     if options.zygote and not GPU.exists():
         try:
-            status = forked(options.zygote, cpu_arguments(options), options.port)
+            status = forked(options.zygote, command, options.port)
         except NoReplicaError as reason:
             say(f"plain start, because {reason}")
     if status is None:
-        status = started(gpu_arguments(options) if GPU.exists() else cpu_arguments(options))
+        status = started(command)
     sys.exit(status if status >= 0 else 128 - status)
 
 
@@ -65,40 +71,16 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def common_arguments(options: argparse.Namespace, model: str) -> list[str]:
-    """The arguments of vLLM on every machine."""
+def arguments(options: argparse.Namespace, on_gpu: bool) -> list[str]:
+    """The arguments of vLLM: on a GPU the profile's model and settings, else the tiny model's for a CPU."""
+    chosen = profile.load(options.profile if on_gpu else "cpu", options.max_model_len)
     return [
-        *("--model", model),
+        *("--model", chosen.checkpoint if on_gpu else options.model_dir),
         *("--served-model-name", options.model),
         *("--host", "127.0.0.1"),
         *("--port", str(options.port)),
-        *("--max-model-len", str(options.max_model_len)),
         "--disable-uvicorn-access-log",
-    ]
-
-
-def cpu_arguments(options: argparse.Namespace) -> list[str]:
-    """The arguments for the tiny model on a share of two cores."""
-    return [
-        *common_arguments(options, options.model_dir),
-        *("--dtype", "float32"),  # in bfloat16, a first prompt of a few tokens kills vLLM on processors with AMX
-        *("--max-num-seqs", "64"),
-        *("--kv-cache-memory-bytes", str(256 * 2**20)),
-        *("--distributed-executor-backend", "uni"),
-        "--enforce-eager",  # compiling takes a minute, and two small layers gain nothing by it
-    ]
-
-
-def gpu_arguments(options: argparse.Namespace) -> list[str]:
-    """The arguments for the profile's model on its card."""
-    from reference_stack.engine import profile
-
-    chosen = profile.load(options.profile, options.max_model_len)
-    return [
-        *common_arguments(options, chosen.model.checkpoint),
-        *("--max-num-seqs", str(chosen.vllm.max_num_seqs)),
-        *("--max-num-batched-tokens", str(chosen.vllm.max_num_batched_tokens)),
-        *("--gpu-memory-utilization", str(chosen.vllm.gpu_memory_utilization)),
+        *settings(chosen),
     ]
 
 
@@ -124,23 +106,23 @@ def leash() -> None:
         os._exit(0)
 
 
-def started(arguments: list[str]) -> int:
+def started(command: list[str]) -> int:
     """Start vLLM plainly and wait for its end; returns its exit status, negative for a signal."""
-    settings = {} if GPU.exists() else ENVIRONMENT
+    wanted = {} if GPU.exists() else ENVIRONMENT
     environment = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
-    with subprocess.Popen([PYTHON, "-m", SERVER, *arguments], env=environment | settings) as server:
+    with subprocess.Popen([PYTHON, "-m", SERVER, *command], env=environment | wanted) as server:
         forward_signals(server.pid)
         return server.wait()
 
 
-def forked(zygote: Path, arguments: list[str], port: int) -> int:
+def forked(zygote: Path, command: list[str], port: int) -> int:
     """Have the zygote fork a replica into our group and wait for its end; returns its exit status.
 
     Raises NoReplicaError when there is no zygote, or its replica never served; nothing of the replica is then left.
     Until the replica serves, SIGTERM ends us at once, and so the replica.
     """
     with connect(zygote) as connection:
-        request = {"arguments": arguments, "group": os.getpgrp()}
+        request = {"arguments": command, "group": os.getpgrp()}
         socket.send_fds(connection, [json.dumps(request).encode()], [1, 2])
         answer = receive(connection)
         if "pid" not in answer:

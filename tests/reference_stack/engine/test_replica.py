@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from reference_stack.engine import profile, replica
+from reference_stack.engine import replica
 from reference_stack.engine.answers import Answer
 from reference_stack.engine.replica import Replica
 from reference_stack.gpu.device import Device, OutOfDeviceMemory
+from reference_stack.profiles import profile
 
 CARD = profile.load("h100-8b", max_model_len=2304)
 STEP_S = CARD.cost(1, 100, 100).step_s
@@ -24,7 +25,7 @@ def answer_of(tokens: int) -> Answer:
 def device(tmp_path: Path) -> Device:
     """The card of the profile."""
     device = Device(tmp_path / "GPU-0.json")
-    device.create(CARD.gpu.name, CARD.memory_bytes)
+    device.create(CARD.card.name, CARD.card.memory_bytes)
     return device
 
 
