@@ -223,6 +223,16 @@ def heal() -> None:
         raise typer.Exit(EXIT_UNSAFE)
 
 
+@app.command(
+    "profile",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def profile_command(asked: typer.Context) -> None:
+    """Size an engine: check | explain | suggest | args, and --help for each."""
+    raise typer.Exit(local.profiles(*asked.args))
+
+
 @app.command()
 def schema() -> None:
     """Print the JSON schema of scenario files, for editors."""

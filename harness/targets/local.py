@@ -23,6 +23,7 @@ from harness.targets.base import Target
 from harness.targets.supervisord import Supervisord
 
 DOOR = (sys.executable, "-m", "reference_stack.local")
+PROFILES = (sys.executable, "-m", "reference_stack.profiles")
 STATE = Path(".stack")
 _ADMIN_DISTANCE = 4  # the port of Envoy's admin, counted from the gateway's
 _STACK, _PROGRAM = "HARNESS_STACK", "SUPERVISOR_PROCESS_NAME"  # in the environment of all that a program starts
@@ -34,6 +35,11 @@ Process = tuple[int, int]  # pid and start: a pid alone may be somebody else's b
 def door(verb: str, *arguments: str) -> int:
     """Pass a verb (`up`, `down`, `status`, `logs`) to the stack; its exit code."""
     return subprocess.run([*DOOR, verb, *arguments], check=False).returncode
+
+
+def profiles(*arguments: str) -> int:
+    """Pass a question about engine profiles (`check`, `explain`, `suggest`, `args`) to the stack; its exit code."""
+    return subprocess.run([*PROFILES, *arguments], check=False).returncode
 
 
 def up(target_file: Path) -> bool:

@@ -100,8 +100,8 @@ def _memory(profile: Profile) -> Iterator[Breach]:
         weights, rest, over = profile.weights_bytes / GIB, profile.overhead_bytes / GIB, (held - may) / GIB
         yield Breach(
             "model",
-            f"weights ({weights:.1f} GiB) and what runs beside them ({rest:.1f} GiB) are {over:.1f} GiB more "
-            f"than the {may / GIB:.1f} GiB that vLLM may take",
+            f"it does not fit: weights ({weights:.1f} GiB) and what runs beside them ({rest:.1f} GiB) are {over:.1f} "
+            f"GiB more than the {may / GIB:.1f} GiB that vLLM may take",
         )
     elif profile.kv_tokens < profile.vllm.max_model_len:
         yield Breach(
@@ -130,11 +130,11 @@ def _gate(profile: Profile) -> Iterator[Breach]:
     share = profile.vllm.gpu_memory_utilization
     most = memory.highest_utilization(profile.card.memory_bytes)
     if share is not None and share > most:
-        stands = share + (memory.UNSEEN_BYTES / profile.card.memory_bytes)
+        stands = 100 * (share + memory.UNSEEN_BYTES / profile.card.memory_bytes)
         yield Breach(
             "vllm.gpu_memory_utilization",
-            f"with {share:.2f} GPU memory stands at {stands:.1%} or more from the start, and the gate of {GATE:.0%} "
-            f"cannot pass; {rounded_down(most):.2f} is the most",
+            f"with {share:.2f} GPU memory stands at {stands:.1f} % from the start, and the gate of {GATE * 100:.0f} % "
+            f"cannot pass with any margin; {rounded_down(most):.2f} is the most",
         )
 
 
