@@ -1,6 +1,8 @@
 """Where an answer ends: HTTP/1.1 framing of every kind, cut anywhere."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.drivers.stream import Reply
 from harness.drivers.wire import Answers
@@ -109,6 +111,36 @@ def test_chunks_that_wait_to_be_parsed_keep_their_own_moments() -> None:
     for moment, event in enumerate(events, start=1):
         answers.feed(float(moment), b"%x\r\n%b\r\n" % (len(event), event))
     assert reply.pieces == [(float(moment), event) for moment, event in enumerate(events, start=1)]
+
+
+CHUNK_FORMS = (b"%x\r\n%b\r\n", b"%X\r\n%b\r\n", b"0%x\r\n%b\r\n", b"%x;name=value\r\n%b\r\n")
+TEXTS = st.sampled_from(
+    [b"data: {}\n\n", b"data: a\r\n\r\n", b"\n\n", b": still here\n\n", b"data: [DO", b"x" * 5000, b"1\r\n"]
+)
+
+
+@given(
+    chunks=st.lists(st.tuples(TEXTS, st.sampled_from(CHUNK_FORMS)), min_size=1, max_size=30),
+    cuts=st.lists(st.integers(0, 40), max_size=12),
+    ending=st.sampled_from([b"0\r\n\r\n", b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n", b"", b"zz\r\n", b"5\r\nhal"]),
+)
+def test_a_stream_is_the_same_however_its_chunks_arrive(
+    chunks: list[tuple[bytes, bytes]], cuts: list[int], ending: bytes
+) -> None:
+    """Each chunk in a read of its own, several in one, or one in two: what is read is what single bytes give."""
+    parts = [CHUNKED] + [form % (len(text), text) for text, form in chunks] + [ending]
+    for cut in cuts:  # a part loses its beginning to the one before it, so that reads and chunks begin apart
+        at = 1 + cut % len(chunks)
+        parts[at - 1 : at + 1] = [parts[at - 1] + parts[at][: cut % 7], parts[at][cut % 7 :]]
+    answers, reply = Answers(), Reply()
+    answers.expect(reply, True)
+    for moment, part in enumerate(parts):
+        answers.feed(float(moment), part)
+    answers.catch_up()
+    truth, said = fed(b"".join(parts), 1, stream=True)
+    truth.catch_up()
+    assert (answers.over, answers.whole, answers.keep_alive) == (truth.over, truth.whole, truth.keep_alive)
+    assert (body(reply), reply.broken, reply.status) == (body(said), said.broken, said.status)
 
 
 def test_what_was_not_parsed_is_caught_up_with() -> None:
