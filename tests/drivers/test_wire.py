@@ -144,6 +144,17 @@ def test_a_stream_is_the_same_however_its_chunks_arrive(
     assert body(reply).rstrip() == body(said).rstrip()  # blank lines after a [DONE] are read or not, by the cut
 
 
+def test_a_read_that_only_looks_like_a_chunk_is_none() -> None:
+    """The end of a size, and the begin of its chunk, can look like a smaller chunk that is whole."""
+    text = b"data: {}\n\n\r\n" + b": fourteen\n\n\n\n"
+    assert len(text) == 0x1A
+    reads = [b"2\r\n\n\n\r\n1", b"a\r\n" + text[:12], text[12:] + b"\r\n", b"0\r\n\r\n"]
+    answers, reply = fed(CHUNKED, 10_000, stream=True)
+    for moment, read in enumerate(reads, start=1):
+        answers.feed(float(moment), read)
+    assert (body(reply), answers.whole, reply.broken) == (b"\n\n" + text, True, None)
+
+
 def test_what_was_not_parsed_is_caught_up_with() -> None:
     """A stream that breaks off keeps the chunks that came, and bytes among them that are no HTTP are found."""
     event = b"data: {}\n\n"
