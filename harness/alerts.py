@@ -1,14 +1,14 @@
 """Which alerts a Prometheus fires, and when they begin and end: as those on call would hear of it.
 
-It refuses to guess: a rule that was not evaluated, or that failed, says nothing, so what it said before stands. When an
-alert began to fire is when we saw it fire, at most a second late.
+It refuses to guess: a rule that was not evaluated, or that failed, says nothing, so what it said before stands, and
+its silence can be seen. When an alert began to fire is when we saw it fire, at most a second late.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.model import Event
+from harness.model import Event, Reading
 from harness.sources import TIMEOUT_S, Clock, PartialAnswer, Unwatchable, prometheus_session
 
 
@@ -27,8 +27,11 @@ class Alerts:
         if not self.rules:
             raise Unwatchable(f"{url} has no alert rules")
 
-    def sample(self) -> Iterator[Event]:
-        """`alert_fired` and `alert_cleared` for what changed since the last time; the first time, for what fires."""
+    def sample(self) -> Iterator[Event | Reading]:
+        """`alert_fired` and `alert_cleared` for what changed since the last time; the first time, for what fires.
+
+        And of every alert that was evaluated, whether it fires: a gap in its readings is one in what is known of it.
+        """
         rules, at_s = self._ask(), time.monotonic()
         silent = {rule["name"]: rule.get("lastError", "") for rule in rules if rule["health"] != "ok"}
         firing: dict[str, Mapping[str, Any]] = {}
@@ -36,6 +39,8 @@ class Alerts:
             for one in rule["alerts"]:
                 if one["state"] == "firing":
                     firing.setdefault(rule["name"], _detail(rule, one))
+        for name in sorted({str(rule["name"]) for rule in rules} - silent.keys()):
+            yield Reading(at_s, "alert.firing", float(name in firing), {"alert": name})
         for name in sorted(firing.keys() - self._firing):
             yield Event(at_s, "alert_fired", name, firing[name])
         for name in sorted(self._firing - firing.keys() - silent.keys()):

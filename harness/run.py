@@ -26,7 +26,7 @@ import orjson
 
 from harness import budget, evidence, parent, provenance, timeline
 from harness import scenario as scenarios
-from harness.chaos import discipline, experiment, undo
+from harness.chaos import discipline, experiment, observation, undo
 from harness.chaos.fault import Absent, Aim
 from harness.drivers import process
 from harness.judge import verdict as verdicts
@@ -151,6 +151,8 @@ def _aims(order: Order, scenario: Scenario, target: Target) -> Iterator[tuple[Pl
     for planned in scenario.chaos:
         for name, aim in experiment.aims(planned.experiment, target, order.force):
             yield planned, name, aim
+    if isinstance(scenario.traffic, plan.Traffic):  # how long a recording lasts, its plan will tell
+        observation.refuse_too_short(scenario, scenario.traffic.windows[-1].end_s)
 
 
 def _loaded(path: Path, order: Order) -> Scenario:
@@ -202,6 +204,7 @@ def _run_one(
     header, plan_sha256 = plan.write(
         run_dir, scenario.path, scenario.traffic, target, scenario.seed, scenario.extendable
     )
+    observation.refuse_too_short(scenario, header.windows[-1].end_s)
     facts = _run_facts(order, scenario, target, run_dir, plan_sha256)
     _write_run_json(run_dir, facts)
     look = _Look(scenario, target, header.windows) if scenario.extendable else None

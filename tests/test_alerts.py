@@ -1,5 +1,6 @@
 """Which alerts fire, asked of a small server that lists rules as Prometheus does."""
 
+import contextlib
 import json
 import threading
 import time
@@ -10,7 +11,7 @@ import pytest
 from harness import sources, watch
 from harness.alerts import Alerts
 from harness.log import Log, read_log
-from harness.model import Event
+from harness.model import Event, Reading
 from harness.targets.base import Target
 
 
@@ -59,7 +60,17 @@ def prometheus():
 
 
 def changes(alerts):
-    return [(event.kind, event.name) for event in alerts.sample()]
+    return [(seen.kind, seen.name) for seen in alerts.sample() if isinstance(seen, Event)]
+
+
+def told_of(alerts):
+    """Whether each alert fires, of those that said so."""
+    return {seen.labels["alert"]: seen.value for seen in looked(alerts) if isinstance(seen, Reading)}
+
+
+def looked(alerts):
+    with contextlib.suppress(sources.PartialAnswer):
+        yield from alerts.sample()
 
 
 def test_fires_and_clears(prometheus):
@@ -70,7 +81,7 @@ def test_fires_and_clears(prometheus):
     assert alerts.rules == ["GpuMemoryHigh", "ReplicaDown"] and changes(alerts) == []
     told.rules = [rule("ReplicaDown", "a"), rule("GpuMemoryHigh")]
     before_s = time.monotonic()
-    (fired,) = alerts.sample()
+    (fired,) = [seen for seen in alerts.sample() if isinstance(seen, Event)]
     assert (fired.kind, fired.name) == ("alert_fired", "ReplicaDown")
     assert fired.detail == {"labels": {"instance": "a", "severity": "critical"}, "for_s": 2.0, "value": 1.0}
     assert before_s <= fired.at_s <= time.monotonic()
@@ -118,12 +129,21 @@ def test_a_rule_that_fails_is_complained_about(prometheus):
     alerts = Alerts(url)
     assert changes(alerts) == [("alert_fired", "Broken")]
     told.rules = [rule("Broken", health="err", error="many-to-many matching"), rule("Well", "a")]
-    seen = alerts.sample()
-    assert next(seen).name == "Well"
+    assert [seen.name for seen in looked(alerts) if isinstance(seen, Event)] == ["Well"]
     with pytest.raises(sources.PartialAnswer, match="Broken: many-to-many matching"):
-        next(seen)
+        changes(alerts)
     told.rules = [rule("Broken", "a"), rule("Well")]
     assert changes(alerts) == [("alert_cleared", "Well")]
+
+
+def test_what_was_not_evaluated_can_be_told_from_what_does_not_fire(prometheus):
+    """At each look every alert says whether it fires, but for those whose rules failed or were not evaluated yet."""
+    url, told = prometheus
+    told.rules = [rule("Down", "a"), rule("High", pending=["a"]), rule("New", health="unknown")]
+    alerts = Alerts(url)
+    assert told_of(alerts) == {"Down": 1.0, "High": 0.0}
+    told.rules = [rule("Down", "a", health="err", error="no"), rule("High"), rule("New")]
+    assert told_of(alerts) == {"High": 0.0, "New": 0.0}
 
 
 @pytest.mark.parametrize(

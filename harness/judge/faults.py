@@ -78,8 +78,9 @@ def _told(injection: Injection, event: Event) -> Injection:
     if event.kind == "healed" and evidence and injection.healed_s is None:
         return replace(injection, healed_s=at_s, undone=evidence)
     if event.kind in ("unproven", "refused", "aborted"):
-        why = str(detail.get("why", event.kind))
-        return replace(injection, trouble=why, doubted=event.kind == "aborted" or detail.get("step") == "hold")
+        told = dict.fromkeys((injection.trouble, str(detail.get("why", event.kind))))
+        doubted = injection.doubted or event.kind == "aborted" or detail.get("step") == "hold"
+        return replace(injection, trouble="; ".join(filter(None, told)), doubted=doubted)
     return injection
 
 

@@ -7,7 +7,7 @@ as long as the gate allows, and INVALID when the run ended before.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -25,7 +25,8 @@ from harness.units import Multiple, Period, spec
 
 BEFORE, DURING, AFTER = "before", "during", "after"
 WINDOWS = (BEFORE, DURING, AFTER)
-FIRED, CLEARED = "alert_fired", "alert_cleared"
+FIRED, CLEARED, FIRING = "alert_fired", "alert_cleared", "alert.firing"
+SILENT_S = 3.0  # the watcher asks once a second, for a second at most: it may miss one answer
 SUCCEEDED = "vllm:request_success_total"
 HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 SPAN_S = 5.0  # over which arrivals are counted: readings come once a second, and what had waited comes at once
@@ -54,6 +55,11 @@ class OfFaults(ABC):
     @abstractmethod
     def judged(self, timeline: Timeline, injection: Injection, end_s: float) -> Finding:
         """What one fault, proven and over, did; observed until `end_s`."""
+
+    @abstractmethod
+    def needs_s(self, held_s: float) -> float:
+        """For how long traffic must go on from a fault's beginning, if it is in force for `held_s`, for this to be told
+        whatever happens."""
 
     def seen(self, timeline: Timeline, window: Window) -> Finding:
         """The worst of all faults."""
@@ -103,6 +109,9 @@ class Recovery(OfFaults):
 
     def limit(self) -> str:
         return f"within {seconds(self.within_s)}, for {seconds(self.hold_s)} (good: < {seconds(self.below_s)})"
+
+    def needs_s(self, held_s: float) -> float:
+        return (held_s if self.since == "healed" else 0.0) + self.within_s + self.hold_s
 
     def judged(self, timeline: Timeline, injection: Injection, end_s: float) -> Finding:
         seen = self.measured(timeline, injection, end_s)
@@ -239,9 +248,12 @@ class ReplicaRecovery(OfFaults):
     def limit(self) -> str:
         return f"answers within {seconds(self.within_s)}"
 
+    def needs_s(self, held_s: float) -> float:
+        return 0.0  # a run waits for the replica, its traffic over or not
+
     def judged(self, timeline: Timeline, injection: Injection, end_s: float) -> Finding:
         since_s, observed_s = self.since_s(injection), _watched_s(timeline)
-        ready = {name: at_s - since_s for name, at_s, _ in returned(timeline, since_s, math.inf)}
+        ready = {name: max(0.0, at_s - since_s) for name, at_s, _ in returned(injection, timeline.run)}
         wanted = max(1, len(injection.plan.get("targets", ())))
         last_s = max(ready.values()) if len(ready) >= wanted else math.nan
         judgement, why = _waited(last_s, self.within_s, observed_s - since_s, "answered by a new process")
@@ -249,25 +261,17 @@ class ReplicaRecovery(OfFaults):
         return Finding("", judgement, f"{len(ready)} of {wanted} replicas are back: {why}", figures=figures)
 
 
-def returned(timeline: Timeline, since_s: float, until_s: float) -> list[tuple[str, float, Mapping[str, Any]]]:
-    """The replicas that came back in this time: name, the first moment at which each really answered, and what is
-    known of its process. By events of their own, or by what showed that a fault is over.
+def returned(injection: Injection, run: Mapping[str, Any]) -> list[tuple[str, float, Mapping[str, Any]]]:
+    """The replicas that a fault took and that came back: name, the first moment at which each really answered, and what
+    is known of its process. What showed that the fault is over tells it, dated by the machine's monotonic clock.
     """
-    told = [(e.name, e.at_s, e.detail) for e in timeline.events if e.kind == "replica_ready"]
-    told += [one for injection in faults.of(timeline) for one in _shown(injection, timeline.run)]
-    found: dict[str, tuple[str, float, Mapping[str, Any]]] = {}
-    for name, at_s, detail in sorted(told, key=lambda one: one[1]):
-        if since_s <= at_s <= until_s:
-            found.setdefault(name, (name, at_s, detail))
-    return list(found.values())
-
-
-def _shown(injection: Injection, run: Mapping[str, Any]) -> Iterator[tuple[str, float, Mapping[str, Any]]]:
-    """The replicas whose answers showed that a fault is over; its proof dates them by the machine's monotonic clock."""
     origin_s, ready = run.get("origin_monotonic_s"), injection.undone.get("ready")
-    for one in ready if isinstance(ready, list) else []:
-        if isinstance(one, Mapping) and {"replica", "pid", "at_s"} <= one.keys() and origin_s is not None:
-            yield str(one["replica"]), one["at_s"] - origin_s, {k: one[k] for k in ("pid", "started") if k in one}
+    found: dict[str, tuple[str, float, Mapping[str, Any]]] = {}
+    for one in ready if isinstance(ready, list) and origin_s is not None else []:
+        if isinstance(one, Mapping) and {"replica", "pid", "at_s"} <= one.keys():
+            name, known = str(one["replica"]), {key: one[key] for key in ("pid", "started") if key in one}
+            found.setdefault(name, (name, one["at_s"] - origin_s, known))
+    return list(found.values())
 
 
 @spec
@@ -281,24 +285,52 @@ class Alert(OfFaults):
     def limit(self) -> str:
         return f"{self.name} fires within {seconds(self.fires_within_s)}, clears within {seconds(self.clears_within_s)}"
 
+    def needs_s(self, held_s: float) -> float:
+        return max((held_s if self.since == "healed" else 0.0) + self.fires_within_s, held_s + self.clears_within_s)
+
     def judged(self, timeline: Timeline, injection: Injection, end_s: float) -> Finding:
-        told = [event for event in timeline.events if event.name == self.name and event.kind in (FIRED, CLEARED)]
-        if why := self._unseen(timeline, told, float(injection.injecting_s or 0.0)):
+        if end_s >= timeline.windows[self.window].end_s:
+            end_s = math.inf  # no other fault follows: it may clear when the traffic is over
+        told = [event for event in self._events(timeline) if event.at_s < end_s]
+        began_s, heard_s = float(injection.injecting_s or 0.0), self._heard_s(timeline)
+        heard_s = heard_s[heard_s < end_s]
+        if why := self._unseen(timeline, told, began_s) or self._unheard(heard_s, began_s):
             return Finding("", Judgement.INVALID, why, figures={"fault": injection.name})
-        since_s, healed_s = self.since_s(injection), float(injection.healed_s or 0.0)
+        since_s, healed_s, observed_s = self.since_s(injection), float(injection.healed_s or 0.0), float(heard_s[-1])
         # A fault that comes on step by step may be noticed before all of it is there: at once, then.
-        began_s = float(injection.injecting_s or 0.0)
         seen_s = (max(e.at_s, since_s) for e in told if e.kind == FIRED and e.at_s >= began_s)
         fired_s = min(seen_s, default=math.nan)
         cleared_s = max((e.at_s for e in told[-1:] if e.kind == CLEARED and e.at_s >= began_s), default=math.nan)
-        observed_s = _watched_s(timeline)
         parts = [_waited(fired_s - since_s, self.fires_within_s, observed_s - since_s, "fired")]
         if math.isfinite(fired_s):
             clears_s = cleared_s if math.isnan(cleared_s) else max(cleared_s, healed_s)
             parts.append(_waited(clears_s - healed_s, self.clears_within_s, observed_s - healed_s, "cleared"))
         judgement = min((part[0] for part in parts), key=SEVERITY.index)
         figures = {"fault": injection.name, "measured_s": fired_s - since_s, "cleared_s": cleared_s - healed_s}
-        return Finding("", judgement, f"{self.name} " + ", and ".join(part[1] for part in parts), figures=figures)
+        why = f"{self.name} " + ", and ".join(part[1] for part in parts)
+        if judgement == Judgement.INVALID and min(end_s, _watched_s(timeline)) - observed_s > SILENT_S:
+            why += f": nobody told of it any more from {observed_s:.0f} s of the run on"
+        return Finding("", judgement, why, figures=figures)
+
+    def _events(self, timeline: Timeline) -> list[Event]:
+        return [event for event in timeline.events if event.name == self.name and event.kind in (FIRED, CLEARED)]
+
+    def _heard_s(self, timeline: Timeline) -> np.ndarray:
+        """The moments at which its Prometheus told whether it fires."""
+        return timeline.series(FIRING).get((("alert", self.name),), (np.zeros(0), np.zeros(0)))[0]
+
+    def _unheard(self, heard_s: np.ndarray, injecting_s: float) -> str:
+        """Since when nobody told of this alert for too long: it may have fired, or cleared, meanwhile."""
+        after_s = heard_s[heard_s >= injecting_s]
+        if not len(after_s):
+            return f"nobody told of {self.name} after the fault began: its Prometheus was silent, or its rule failed"
+        moments_s = np.concatenate([[injecting_s], after_s])
+        longest = int(np.diff(moments_s).argmax())
+        silent_s = float(moments_s[longest + 1] - moments_s[longest])
+        if silent_s <= SILENT_S:
+            return ""
+        since = f"for {seconds(round(silent_s, 1))} from {moments_s[longest]:.0f} s of the run on"
+        return f"nobody told of {self.name} {since}: its Prometheus was silent, or its rule failed"
 
     def _unseen(self, timeline: Timeline, told: Sequence[Event], injecting_s: float) -> str:
         """Why nothing could be learnt of this alert: nobody watched it, or it was up already."""
@@ -327,24 +359,18 @@ class RetryStorm(OfFaults):
     def limit(self) -> str:
         return f"<= {self.at_most:g}x what users send"
 
+    def needs_s(self, held_s: float) -> float:
+        return held_s + SPAN_S
+
     def judged(self, timeline: Timeline, injection: Injection, end_s: float) -> Finding:
-        back = [at_s for _, at_s, _ in returned(timeline, self.since_s(injection), end_s)]
-        begin_s = min(back, default=float(injection.healed_s or 0.0))
-        spans = np.arange(begin_s, end_s + 1e-9, SPAN_S)
-        if len(spans) < 2:
-            why = f"the run went on for less than {seconds(SPAN_S)} after the replica was back"
-            return Finding("", Judgement.INVALID, why, figures={"fault": injection.name})
-        sent_s = timeline.observations["sent_s"][timeline.good]
-        sent = np.histogram(sent_s[~np.isnan(sent_s)], spans)[0]
-        moments_s, arrived = arrivals(timeline)
-        if not len(moments_s) or moments_s[-1] < spans[1]:
-            why = f"the engines did not say how many requests reached them: no {SUCCEEDED}"
+        back = [at_s for _, at_s, _ in returned(injection, timeline.run)]
+        spans = np.arange(min(back, default=float(injection.healed_s or 0.0)), end_s + 1e-9, SPAN_S)
+        sent_s, (moments_s, arrived) = timeline.observations["sent_s"][timeline.good], arrivals(timeline)
+        sent = np.histogram(sent_s[~np.isnan(sent_s)], spans)[0] if len(spans) > 1 else np.zeros(0)
+        told = np.flatnonzero(sent >= LEAST_SENT)
+        if why := self._untold(timeline, spans, told):
             return Finding("", Judgement.INVALID, why, figures={"fault": injection.name})
         reached = np.histogram(moments_s, spans, weights=arrived)[0]
-        told = np.flatnonzero(sent >= LEAST_SENT)
-        if not len(told):
-            why = f"fewer than {LEAST_SENT} requests were sent in any {seconds(SPAN_S)} after the replica was back"
-            return Finding("", Judgement.INVALID, why, figures={"fault": injection.name})
         ratios = reached[told] / sent[told]
         worst = int(ratios.argmax())
         figures = {
@@ -359,6 +385,23 @@ class RetryStorm(OfFaults):
             f"{figures['users_per_s']:.3g} were sent"
         )
         return Finding("", Judgement.PASS if ratios[worst] <= self.at_most else Judgement.FAIL, why, figures=figures)
+
+    def _untold(self, timeline: Timeline, spans: np.ndarray, told: np.ndarray) -> str:
+        """Why nothing can be said of the time after a replica was back; "" when all was seen."""
+        if len(spans) < 2:
+            return f"the run went on for less than {seconds(SPAN_S)} after the replica was back"
+        engines = timeline.series(SUCCEEDED)
+        if not engines:
+            return f"the engines did not say how many requests reached them: no {SUCCEEDED}"
+        for labels, (moments_s, _) in engines.items():
+            inside = moments_s[(moments_s >= spans[0]) & (moments_s < spans[-1])]
+            silent_s = float(np.diff(np.concatenate([[spans[0]], inside, [spans[-1]]])).max())
+            if silent_s > SPAN_S:
+                name = dict(labels).get("engine", "an engine")
+                return f"{name} did not say for {seconds(round(silent_s, 1))} how many requests reached it"
+        if not len(told):
+            return f"fewer than {LEAST_SENT} requests were sent in any {seconds(SPAN_S)} after the replica was back"
+        return ""
 
 
 def arrivals(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
@@ -403,7 +446,7 @@ def tables(timeline: Timeline, spec: Recovery) -> dict[str, Any]:
     replicas = [
         {"replica": name, "fault": one.name, "back_s": at_s - float(one.injected_s or 0.0), **detail}
         for one in proven
-        for name, at_s, detail in returned(timeline, float(one.injected_s or 0.0), math.inf)
+        for name, at_s, detail in returned(one, timeline.run)
     ]
     around = [_around(timeline, timeline.windows[name]) for name in WINDOWS if name in timeline.windows]
     return {"faults": faults.table(timeline), "around": around, "recovery": rows, "replicas": replicas}

@@ -12,7 +12,9 @@ idle, on time and finished; a watcher that saw every GPU each second.
     player: {cpu_share: 0.3, skip: [0, 0]}
     faults:                     # each proven and undone, as far as it says when
       - {name: replica_killed, injected: 30, healed: 50, targets: [engine-1]}
-    events: [[50, replica_ready, engine-1, {pid: 7}]]      # anything else that a log told
+        back: {engine-1: 50}    # when a replica answered again
+    events: [[33, unproven, replica_killed, {why: w}]]     # anything else that a log told
+    alerts: {GpuMemoryHigh: [[0, 100]]}                    # the rules, and when each was told of, once a second
     engines: {engine-0: [[0, 30, 10], [30, 60, 20]]}       # spans of time, and the requests/s that reached it
     files: 1                    # that the observations are spread over
 """
@@ -21,9 +23,11 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from pydantic import TypeAdapter
@@ -36,6 +40,8 @@ from harness.model import NEVER, Event, Finish, Observation, Outcome, Reading, R
 
 ANSWER_S = 0.5
 GPU_BYTES = 80 * 2**30
+MOMENTS = slice(2, 7)  # of an observation: from sent_s to ended_s
+ORIGIN_S = 5000.0  # of the run, on the machine's monotonic clock
 SILENT = (Outcome.REFUSED, Outcome.TIMEOUT, Outcome.OPEN)
 HEALTHY = {"cpu_share": 0.3, "run_delay_share": 0.01, "steal_share": 0.0}
 RECORDING = {"recording": "hour.jsonl", "order": "open", "speed": 1.0, "lost_share": 0.0, "lost_at_most": 0.01}
@@ -52,50 +58,59 @@ class Sent:
 
 def gates_of(story: dict[str, Any]) -> list[Gate]:
     named = [(name, value) for gate in story["gates"] for name, value in gate.items()]
-    return [Gate(name, 10 + n, TypeAdapter(GATES[name]).validate_python(v)) for n, (name, v) in enumerate(named)]
+    return [Gate(name, 10 + n, _adapter(name).validate_python(v)) for n, (name, v) in enumerate(named)]
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(GATES[name])
 
 
 def _sent(story: dict[str, Any], start_s: float, end_s: float) -> list[Sent]:
     due = []
     for number, group in enumerate(story.get("requests", ())):
         begin_s, finish_s = group.get("from", start_s), group.get("to", end_s)
-        step_s = (finish_s - begin_s) / group["n"]
-        due += [(begin_s + (k + 0.5) * step_s, number, k, group) for k in range(group["n"])]
+        step_s, met = (finish_s - begin_s) / group["n"], _Met(group, "replay" in story)
+        due += [(begin_s + (k + 0.5) * step_s, number, k, met) for k in range(group["n"])]
     ordered = sorted(due, key=lambda entry: entry[:3])
-    return [_one(index, due_s, group) for index, (due_s, _, _, group) in enumerate(ordered)]
+    return [met.sent(index, due_s) for index, (due_s, _, _, met) in enumerate(ordered)]
 
 
-def _one(index: int, due_s: float, group: dict[str, Any]) -> Sent:
-    streamed = "ttft" in group or "gaps" in group
-    request = Request(
-        index=index,
-        due_s=due_s,
-        class_name=group.get("class", "short"),
-        path=group.get("path", "/v1/chat/completions"),
-        prompt_tokens=group.get("prompt_tokens", 100),
-        max_tokens=32,
-        stream=streamed,
-        flaw=group.get("flaw", ""),
-        expect=tuple(group.get("expect", ("2xx",))),
-        give_up_s=group.get("give_up"),
-    )
-    then = {**group, "seen": True, "sent": True, "send_lag": 0.0, **group.get("captured", {})}
-    return Sent(request, *(_observation(index, round(due_s, 9), met) for met in (group, then)))
+class _Met:
+    """What one group of requests met, worked out once for all of them; the capture's side of a replay."""
+
+    def __init__(self, group: dict[str, Any], replayed: bool) -> None:
+        self.request = {
+            "class_name": group.get("class", "short"),
+            "path": group.get("path", "/v1/chat/completions"),
+            "prompt_tokens": group.get("prompt_tokens", 100),
+            "max_tokens": 32,
+            "stream": "ttft" in group or "gaps" in group,
+            "flaw": group.get("flaw", ""),
+            "expect": tuple(group.get("expect", ("2xx",))),
+            "give_up_s": group.get("give_up"),
+        }
+        then = {**group, "seen": True, "sent": True, "send_lag": 0.0, **group.get("captured", {})}
+        self.observed, self.captured = _seen(group), _seen(then) if replayed else None
+
+    def sent(self, index: int, due_s: float) -> Sent:
+        request, moment_s = Request(index=index, due_s=due_s, **self.request), round(due_s, 9)
+        now, then = (one and _moved(one, index, moment_s) for one in (self.observed, self.captured))
+        return Sent(request, now, then)
 
 
-def _observation(index: int, request_due_s: float, group: dict[str, Any]) -> Observation | None:
+def _seen(group: dict[str, Any]) -> Observation | None:
+    """The observation of a request that is due at 0 s."""
     if not group.get("seen", True):
         return None
     outcome = Outcome[group.get("outcome", "OK")]
-    sent_s = request_due_s + group.get("send_lag", 0.0) if group.get("sent", True) else NEVER
-    ended_s = NEVER if outcome == Outcome.OPEN else request_due_s + group.get("e2e", ANSWER_S)
-    first_s = request_due_s + group["ttft"] if "ttft" in group else NEVER
-    gaps_s = tuple(group.get("gaps", ()))
+    ended_s = NEVER if outcome == Outcome.OPEN else group.get("e2e", ANSWER_S)
+    first_s, gaps_s = group.get("ttft", NEVER), tuple(group.get("gaps", ()))
     return Observation(
-        index=index,
-        due_s=request_due_s,
-        sent_s=sent_s,
-        first_byte_s=NEVER if outcome in SILENT else first_s if "ttft" in group else ended_s,
+        index=0,
+        due_s=0.0,
+        sent_s=group.get("send_lag", 0.0) if group.get("sent", True) else NEVER,
+        first_byte_s=NEVER if outcome in SILENT else group.get("ttft", ended_s),
         first_token_s=first_s,
         last_token_s=first_s + sum(gaps_s),
         ended_s=ended_s,
@@ -109,6 +124,12 @@ def _observation(index: int, request_due_s: float, group: dict[str, Any]) -> Obs
         shape=group.get("shape", 0),
         gaps_s=gaps_s,
     )
+
+
+def _moved(seen: Observation, index: int, due_s: float) -> Observation:
+    """The same for another request, due then."""
+    moments_s = (moment_s + due_s for moment_s in seen[MOMENTS])
+    return Observation(index, due_s, *moments_s, *seen[MOMENTS.stop :])
 
 
 def lay_out(run_dir: Path, story: dict[str, Any]) -> None:
@@ -126,6 +147,7 @@ def lay_out(run_dir: Path, story: dict[str, Any]) -> None:
     plan = b"".join(plan_file.lines(header, [one.request for one in sent]))
     (run_dir / "plan.jsonl").write_bytes(plan)
     facts = {"run": run_dir.name, "plan_sha256": hashlib.sha256(plan).hexdigest(), "chaos": story.get("chaos", [])}
+    facts["origin_monotonic_s"] = ORIGIN_S
     (run_dir / "run.json").write_bytes(orjson.dumps(facts))
     _observations(run_dir, sent, story.get("files", 1))
     if "replay" in story and not story["replay"].get("timing_only"):
@@ -137,6 +159,7 @@ def lay_out(run_dir: Path, story: dict[str, Any]) -> None:
         _watch(run_dir, story, start_s, end_s)
     _chaos(run_dir, story)
     _engines(run_dir, story)
+    _alerts(run_dir, story)
     log = Log(run_dir / "log.conductor.jsonl")
     log.event(Event(0.0, "origin"))
     if story.get("interrupted"):
@@ -169,11 +192,13 @@ def _player(
     told = story.get("player", {})
     skip_from, skip_to = told.get("skip", (0, 0))
     log = Log(run_dir / "log.player-0.jsonl")
-    spans = [(o.sent_s, closed_s if math.isnan(o.ended_s) else o.ended_s) for s in sent if (o := s.observation)]
+    seen = [one.observation for one in sent if one.observation]
+    begun_s = np.array([o.sent_s for o in seen])
+    finished_s = np.array([closed_s if math.isnan(o.ended_s) else o.ended_s for o in seen])
     at_s = start_s + 0.5
     while at_s < end_s:
         if not skip_from <= at_s < skip_to:
-            flying = sum(begin_s <= at_s < finish_s for begin_s, finish_s in spans)
+            flying = int(((begun_s <= at_s) & (at_s < finished_s)).sum())
             values = {**HEALTHY, "in_flight": flying, **{k: v for k, v in told.items() if k != "skip"}}
             for name, value in values.items():
                 log.reading(Reading(at_s, f"player.{name}", value, {"worker": "0"}))
@@ -196,7 +221,12 @@ def _chaos(run_dir: Path, story: dict[str, Any]) -> None:
             log.event(Event(injected_s, "injected", name, {"evidence": fault.get("evidence", {"pid 7": "gone"})}))
         if healed_s is not None:
             log.event(Event(healed_s, "healing", name))
-            log.event(Event(healed_s, "healed", name, {"evidence": fault.get("undone", {"pid 8": "answers"})}))
+            back = [
+                {"replica": replica, "pid": 8, "at_s": ORIGIN_S + at_s}
+                for replica, at_s in fault.get("back", {}).items()
+            ]
+            undone = fault.get("undone", {"ready": back} if back else {"pid 8": "answers"})
+            log.event(Event(healed_s, "healed", name, {"evidence": undone}))
     for at_s, kind, name, detail in story.get("events", ()):
         log.event(Event(at_s, kind, name, detail))
     log.close()
@@ -214,6 +244,18 @@ def _engines(run_dir: Path, story: dict[str, Any]) -> None:
                 log.reading(Reading(second + 0.25, "vllm:num_requests_running", 4.0, {"engine": name}))
                 done += rate_per_s
             before_s = to_s
+    log.close()
+
+
+def _alerts(run_dir: Path, story: dict[str, Any]) -> None:
+    """Once a second that each alert was evaluated, while it was; when it fired is an event of the story."""
+    if not story.get("alerts"):
+        return
+    log = Log(run_dir / "log.alerts.jsonl")
+    log.event(Event(0.0, "watching", "alerts", {"rules": sorted(story["alerts"])}))
+    for name, spans in story["alerts"].items():
+        for second in (second for from_s, to_s in spans for second in range(from_s, to_s)):
+            log.reading(Reading(second + 0.25, "alert.firing", 0.0, {"alert": name}))
     log.close()
 
 

@@ -56,13 +56,14 @@ def test_golden(
     lay(tmp_path, story)
     if "damage" in story:
         wound(tmp_path, story["damage"])
-    told = orjson.loads(verdicts.to_json(judge_dir(tmp_path, story)))
+    written = verdicts.to_json(judge_dir(tmp_path, story))
+    told = orjson.loads(written)
     doubted = sorted(finding["id"] for finding in told["believed"] if finding["verdict"] != Judgement.PASS)
     assert doubted == sorted(expected.pop("doubted", [])), told["believed"]
     gates = {gate["id"]: gate for gate in told["gates"]}
     assert_holds(expected.pop("gates", {}), gates, "gates")
     assert_holds(expected, told, "verdict")
-    assert b"NaN" not in verdicts.to_json(judge_dir(tmp_path, story))
+    assert b"NaN" not in written
 
 
 def test_there_are_cases() -> None:

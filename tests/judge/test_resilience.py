@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,7 +16,6 @@ from harness.model import Judgement, Verdict
 from harness.report import markdown, text
 
 Lay = Callable[[Path, dict[str, Any]], None]
-JudgeDir = Callable[[Path, dict[str, Any]], Verdict]
 Tell = Callable[[dict[str, Any]], Verdict]
 HURT = [{"n": 600, "to": 30}, {"n": 200, "from": 30, "to": 40, "outcome": "RESET"}, {"n": 1200, "from": 40}]
 KILLED = {"name": "replica_killed", "injecting": 29.9, "injected": 30, "healed": 35}
@@ -92,6 +90,19 @@ def test_a_guard_that_died(tell: Tell) -> None:
     )
 
 
+def test_a_fault_that_was_cut_short_and_then_hard_to_undo(tell: Tell) -> None:
+    """That its undo failed at first, and came in the end, does not make it whole."""
+    events = [
+        [31, "aborted", "replica_killed", {"why": "a signal came"}],
+        [32, "unproven", "replica_killed", {"why": "it does not answer", "step": "undone"}],
+    ]
+    verdict = tell({**STORY, "events": events})
+    assert (verdict.exit_code, verdict.why) == (
+        3,
+        "fault: the fault was cut short (replica_killed): a signal came; it does not answer",
+    )
+
+
 def test_arrivals_count_a_new_process_from_nothing(tmp_path: Path, lay: Lay) -> None:
     """An engine that restarts loses its counts, and nothing is counted twice or below nothing."""
     lay(tmp_path, {**STORY, "engines": {"engine-0": [[0, 100, 10]], "engine-1": [[0, 30, 10], [50, 60, 20]]}})
@@ -101,34 +112,114 @@ def test_arrivals_count_a_new_process_from_nothing(tmp_path: Path, lay: Lay) -> 
     assert (np.diff(moments_s) >= 0).all()
 
 
-def test_a_replica_whose_answer_ended_the_fault(tmp_path: Path, lay: Lay, judge_dir: JudgeDir) -> None:
+def test_a_replica_whose_answer_ended_the_fault(tell: Tell) -> None:
     """The proof that a fault is over may itself be a replica that answers, dated by the machine's clock."""
-    back = {"replica": "engine-1", "pid": 8, "started": 77, "at_s": 5034.0}
+    back = {"replica": "engine-1", "pid": 8, "started": 77, "at_s": 5034.0}  # the run's origin is at 5,000 s
     fault = {**KILLED, "undone": {"ready": [back, {"replica": "engine-2", "gone": "the stack is down"}, "?"]}}
     story = {**STORY, "faults": [fault], "gates": [{"replica_recovery": {"within": "2m"}}]}
-    lay(tmp_path, story)
-    run = orjson.loads((tmp_path / "run.json").read_bytes())
-    (tmp_path / "run.json").write_bytes(orjson.dumps({**run, "origin_monotonic_s": 5000.0}))
-    verdict = judge_dir(tmp_path, story)
+    verdict = tell(story)
     assert (verdict.verdict, verdict.findings[0].figures["measured_s"]) == (Judgement.PASS, 4.0)
     assert [row["pid"] for row in verdict.tables["replicas"]] == [8]
 
 
 def test_it_is_told(tell: Tell) -> None:
     """Text and Markdown show what was broken, what proves it, and the recovery with its interval."""
-    events = [[50, "replica_ready", "engine-1", {"pid": 8, "answered": 3}]]
-    verdict = tell({**STORY, "events": events})
+    verdict = tell({**STORY, "faults": [{**KILLED, "back": {"engine-1": 34}}]})
     for told in (text.render(verdict), markdown.render(verdict)):
         for words in (
             "What was broken",
             "pid 7: gone",
-            "pid 8: answers",
+            "pid: 8",
             "Recovery of the service",
             "10.0 (10.0-10.0)",
             "Replicas that came back",
             "Before, during and after",
         ):
             assert words in told.replace("\\", ""), words
+
+
+LEAKED = {"name": "gpu_leak", "injected": 10, "healed": 20}
+TWICE = {
+    "requests": [{"n": 2000}],
+    "faults": [LEAKED, {**LEAKED, "injected": 60, "healed": 70}],
+    "alerts": {"High": [[0, 100]]},
+    "gates": [{"alert": {"name": "High", "fires_within": "8s", "clears_within": "8s"}}],
+}
+
+
+FIRST = [[14, "alert_fired", "High", {}], [25, "alert_cleared", "High", {}]]
+SECOND = [[67, "alert_fired", "High", {}], [75, "alert_cleared", "High", {}]]
+
+
+@pytest.mark.parametrize(
+    ("events", "judgement", "why"),
+    [
+        ([*FIRST, *SECOND], Judgement.PASS, "gpu_leak: High fired after 7 s, and cleared after 5 s"),
+        (FIRST, Judgement.FAIL, "gpu_leak: High never fired in the 39.25 s observed"),
+        (SECOND, Judgement.FAIL, "gpu_leak: High never fired in the 49.25 s observed"),
+    ],
+)
+def test_an_alert_answers_each_fault(events: list[list[Any]], judgement: Judgement, why: str, tell: Tell) -> None:
+    """Of two faults in turn, each needs an alert that fires and clears in its own time."""
+    finding = tell({**TWICE, "events": events}).findings[0]
+    assert (finding.verdict, finding.why) == (judgement, why)
+
+
+@pytest.mark.parametrize(
+    ("told", "events", "judgement", "words"),
+    [
+        ([[0, 14]], [], Judgement.INVALID, "too short to tell: nobody told of it any more from 13 s of the run on"),
+        ([[0, 50]], [], Judgement.FAIL, "High never fired in the 39.25 s observed"),
+        ([[0, 12], [30, 100]], [], Judgement.INVALID, "nobody told of High for 19 s from 11 s of the run on"),
+        ([[0, 12], [17, 100]], [[30, "alert_fired", "High", {}]], Judgement.INVALID, "for 6 s from 11 s"),
+        ([[0, 12], [14, 100]], [], Judgement.FAIL, "High never fired in the 89.25 s observed"),
+        ([[0, 23]], [[12, "alert_fired", "High", {}]], Judgement.INVALID, "not cleared in the 2.25 s observed"),
+        (
+            [[0, 40]],
+            [[12, "alert_fired", "High", {}], [22, "alert_cleared", "High", {}]],
+            Judgement.PASS,
+            "High fired after 2 s, and cleared after 2 s",
+        ),
+        ([], [], Judgement.INVALID, "nobody told of High after the fault began"),
+    ],
+    ids=[
+        "died before it was due",
+        "died long after it was due",
+        "silent while it was due",
+        "seen late",
+        "one look missed",
+        "died before it cleared",
+        "died when all was seen",
+        "its rule always failed",
+    ],
+)
+def test_an_alert_that_nobody_told_of(
+    told: list[list[int]], events: list[list[Any]], judgement: Judgement, words: str, tell: Tell
+) -> None:
+    """Silence of the Prometheus is not an alert that did not fire: what it could hide is INVALID, and says so."""
+    story = {**TWICE, "faults": [LEAKED], "alerts": {"High": told, "Low": [[0, 100]]}, "events": events}
+    finding = tell(story).findings[0]
+    assert (finding.verdict, words in finding.why) == (judgement, True), finding.why
+
+
+def test_each_fault_has_its_own_replicas(tell: Tell) -> None:
+    """A replica that another fault took later is not waited for."""
+    faults = [
+        {**KILLED, "injected": 10, "healed": 15, "injecting": 10, "back": {"engine-0": 15}},
+        {**KILLED, "injected": 50, "healed": 58, "injecting": 50, "back": {"engine-1": 58}},
+    ]
+    verdict = tell({**STORY, "faults": faults, "gates": [{"replica_recovery": {"within": "20s"}}]})
+    assert (verdict.findings[0].verdict, verdict.findings[0].figures["measured_s"]) == (Judgement.PASS, 8.0)
+    assert [row["back_s"] for row in verdict.tables["replicas"]] == [5.0, 8.0]
+
+
+@pytest.mark.parametrize("silent", [[[0, 60, 10]], [[0, 60, 10], [80, 100, 10]]], ids=["to the end", "for a while"])
+def test_a_storm_that_an_engine_did_not_tell_of(silent: list[list[int]], tell: Tell) -> None:
+    """Requests that reached an engine which does not say so are not taken for none."""
+    story = {**STORY, "requests": [{"n": 2000}], "gates": [{"retry_storm": {"at_most": "2x"}}]}
+    finding = tell({**story, "engines": {"engine-0": [[0, 100, 10]], "engine-1": silent}}).findings[0]
+    assert finding.verdict == Judgement.INVALID
+    assert "engine-1 did not say for" in finding.why
 
 
 @pytest.mark.parametrize(
