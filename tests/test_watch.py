@@ -18,6 +18,7 @@ from harness import sources, watch
 from harness.log import read_log
 from harness.model import Event, Reading
 from harness.targets.base import Target
+from tests.support.waiting import until
 
 LIMIT_S = 20.0
 MIB = 2**20
@@ -120,16 +121,6 @@ def target_of(tmp_path, **keys):
     return Target(path=tmp_path / "target.yaml", **{**lines, "engines": [], **keys})
 
 
-def wait_for(condition):
-    """The first true value of the condition; a test that waits too long fails."""
-    until_s = time.monotonic() + LIMIT_S
-    pause = threading.Event()
-    while not (value := condition()):
-        assert time.monotonic() < until_s, "waited too long"
-        pause.wait(0.02)
-    return value
-
-
 class Watched:
     """A watcher in a thread, on a run whose origin is now."""
 
@@ -139,7 +130,7 @@ class Watched:
 
     def __enter__(self):
         self.thread.start()
-        wait_for(lambda: self.events("ready"))
+        until(lambda: self.events("ready"), "the watcher is ready")
         self.origin = {"origin_monotonic_s": time.monotonic(), "origin_wall_s": time.time()}
         (self.run_dir / "run.json").write_text(json.dumps(self.origin))
         return self
@@ -168,7 +159,7 @@ def test_exporter_page(tmp_path, serve):
     url = serve(lambda _: (200, EXPORTER))
     target_of(tmp_path, gpu="simulated", gpu_metrics=f"{url}/metrics")
     with Watched(tmp_path) as watched:
-        wait_for(lambda: len(watched.readings("gpu.free_bytes")) >= 4)
+        until(lambda: len(watched.readings("gpu.free_bytes")) >= 4, "readings are there")
     (announced,) = watched.events("watching")
     assert announced.detail["series"] == 2 and announced.detail["gpus"] == ["GPU-0", "GPU-1"]
     assert announced.detail["interval_s"] == watch.INTERVAL_S and announced.detail["simulated"] is True
@@ -211,7 +202,7 @@ def test_engine_metrics(tmp_path, serve):
     url = serve(lambda _: (200, ENGINE))
     target_of(tmp_path, engines=[url])
     with Watched(tmp_path) as watched:
-        wait_for(lambda: watched.readings("vllm:kv_cache_usage_perc"))
+        until(lambda: watched.readings("vllm:kv_cache_usage_perc"), "readings are there")
     assert watched.readings("vllm:num_requests_running")[0].value == 3.0
     assert watched.readings("vllm:num_preemptions_total")[0].value == 7.0
     assert watched.readings("vllm:num_preemptions_total")[0].labels == {"engine": url}
@@ -242,7 +233,7 @@ def test_a_missed_scrape_is_an_event(tmp_path, serve):
     url = serve(lambda path: (asked.append(path) or 500, "no"))
     target_of(tmp_path, engines=[url])
     with Watched(tmp_path) as watched:
-        wait_for(lambda: len(asked) >= 3)
+        until(lambda: len(asked) >= 3, "it was asked three times")
     (failed,) = watched.events("scrape_failed")
     assert failed.name == url and "500" in failed.detail["why"] and failed.detail["missed"] == 1
     assert not [entry for entry in watched.log() if isinstance(entry, Reading)]
@@ -258,7 +249,7 @@ def test_a_frozen_engine_delays_nobody(tmp_path, serve, monkeypatch):
     with Watched(tmp_path) as watched:
         assert asked.wait(LIMIT_S)
         before = len(watched.readings("gpu.free_bytes"))
-        wait_for(lambda: len(watched.readings("gpu.free_bytes")) >= before + 6)
+        until(lambda: len(watched.readings("gpu.free_bytes")) >= before + 6, "readings are there")
         assert not watched.events("scrape_failed")
         thawed.set()
 
@@ -277,7 +268,7 @@ def test_prometheus_samples_keep_their_own_times(tmp_path, serve):
     url = serve(clocked(answer))
     target_of(tmp_path, gpu="simulated", prometheus=url, gpu_metrics="http://127.0.0.1:9/metrics")
     with Watched(tmp_path) as watched:
-        wait_for(lambda: len(watched.readings("gpu.free_bytes")) >= 5)
+        until(lambda: len(watched.readings("gpu.free_bytes")) >= 5, "readings are there")
     announced = watched.events("watching")[0].detail
     assert (announced["source"], announced["series"], announced["interval_s"]) == (url, 1, 2.0)
     times = [r.at_s + watched.origin["origin_wall_s"] for r in watched.readings("gpu.free_bytes")]
@@ -305,7 +296,7 @@ def test_the_gpus_of_others_are_left_out(tmp_path, serve):
     url = serve(lambda _: (200, EXPORTER))
     target_of(tmp_path, gpu="dcgm", gpu_metrics=f"{url}/metrics", gpus={"UUID": ["GPU-1", "GPU-7"]})
     with Watched(tmp_path) as watched:
-        wait_for(lambda: len(watched.readings("gpu.free_bytes")) >= 2)
+        until(lambda: len(watched.readings("gpu.free_bytes")) >= 2, "readings are there")
     assert watched.events("watching")[0].detail["gpus"] == ["GPU-1"]
     assert {reading.labels["gpu"] for reading in watched.readings("gpu.free_bytes")} == {"GPU-1"}
     assert sources._selector({"Hostname": ["node-1.x", 'no"de']}) == (
@@ -362,7 +353,7 @@ def test_warnings_drop_the_answer(tmp_path, serve):
 
     target_of(tmp_path, gpu="simulated", prometheus=serve(clocked(answer)))
     with Watched(tmp_path) as watched:
-        wait_for(lambda: watched.events("note")[1:])
+        until(lambda: watched.events("note")[1:], "a note is there")
     assert watched.events("note")[1].detail["why"] == "one shard is down"
     assert not watched.readings("gpu.free_bytes") and not watched.events("scrape_failed")
 
@@ -425,16 +416,18 @@ def logged(run_dir, kind):
     return path.exists() and any(isinstance(e, Event) and e.kind == kind for e in read_log(path, []))
 
 
+@pytest.mark.e2e
 def test_sigterm_ends_it_and_ctrl_c_does_not(tmp_path):
     """Ctrl-C is the conductor's: the watcher goes on until SIGTERM, says that it stopped, and exits 0."""
     target_of(tmp_path)
     process = start(tmp_path, HARNESS_CONDUCTOR=str(os.getpid()))
-    wait_for(lambda: logged(tmp_path, "ready"))
+    until(lambda: logged(tmp_path, "ready"), "the watcher is ready")
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) == 0 and logged(tmp_path, "stopped")
 
 
+@pytest.mark.e2e
 def test_the_conductors_death_ends_it(tmp_path):
     """When the process that started it is killed, the watcher stops and says so."""
     target_of(tmp_path)
@@ -444,12 +437,13 @@ def test_the_conductors_death_ends_it(tmp_path):
     )
     conductor = start(tmp_path, code)
     int(conductor.stdout.readline())
-    wait_for(lambda: logged(tmp_path, "ready"))
+    until(lambda: logged(tmp_path, "ready"), "the watcher is ready")
     conductor.kill()
     conductor.wait(LIMIT_S)
-    wait_for(lambda: logged(tmp_path, "stopped"))
+    until(lambda: logged(tmp_path, "stopped"), "the watcher has stopped")
 
 
+@pytest.mark.e2e
 def test_a_conductor_that_is_already_gone(tmp_path):
     """A watcher whose conductor died before it could ask to be told stops at once."""
     target_of(tmp_path)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.machine import Meter, busiest, tree
+from tests.support.waiting import until
 
 BURN_S = 5.0  # at most: a test ends it as soon as it has seen enough
 BURN = f"import time\nwhile time.process_time() < {BURN_S}: pass\ntime.sleep(60)"
@@ -28,19 +29,14 @@ def test_cpu_of_the_whole_tree(burner: subprocess.Popen[bytes]) -> None:
     """CPU that a child of the client burns is the client's, and what was used before the span is not."""
     meter = Meter(burner.pid, [])
     start = (time.monotonic(), 0.0, 0.0, 0.0, 0.0)
-    limit = time.monotonic() + 30
-    while (used := meter.between(start, meter.read())).cpu_s < 0.3 and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert used.cpu_s >= 0.3
+    until(lambda: meter.between(start, meter.read()).cpu_s >= 0.3, "the child burnt CPU")
     now = meter.read()
     assert meter.between(now, now).cpu_s == 0
 
 
 def test_busiest_is_who_works(burner: subprocess.Popen[bytes]) -> None:
     """In a tree of a waiting parent and a working child the child is the busiest."""
-    limit = time.monotonic() + 30
-    while len(tree(burner.pid)) < 2 and time.monotonic() < limit:
-        time.sleep(0.02)
+    until(lambda: len(tree(burner.pid)) >= 2, "the child is there")
     assert busiest(burner.pid, over_s=0.2) != burner.pid
 
 

@@ -4,11 +4,8 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.serving import free_port
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / ".cache" / "tiny"
@@ -109,9 +109,12 @@ def engine(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
     try:
-        ready = wait_until(lambda: process.poll() is not None or healthy(started), READY_LIMIT_S[kind])
-        if not ready or process.poll() is not None:
-            pytest.fail(f"{kind} did not start:\n{log.read_text()[-3000:]}", pytrace=False)
+
+        def said() -> str:
+            return f"{kind} did not start:\n{log.read_text()[-3000:]}"
+
+        until(lambda: process.poll() is not None or healthy(started), said, READY_LIMIT_S[kind])
+        assert process.poll() is None, said()
         yield started
     finally:
         os.killpg(process.pid, signal.SIGTERM)
@@ -131,31 +134,9 @@ COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
 }
 
 
-def free_port() -> int:
-    """A port that nobody listens on, so that suites side by side do not meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def healthy(engine: Engine) -> bool:
     """The engine answers /health."""
     try:
         return engine.get("/health").status == 200
     except OSError:
         return False
-
-
-def wait_until(reached: Callable[[], bool], limit_s: float) -> bool:
-    """Look again and again until it is reached (True) or limit_s has passed (False)."""
-    end_s = time.monotonic() + limit_s
-    pause = threading.Event()
-    while not (met := reached()) and time.monotonic() < end_s:
-        pause.wait(0.05)
-    return met
-
-
-@pytest.fixture(name="wait_until", scope="session")
-def wait_until_fixture() -> Callable[[Callable[[], bool], float], bool]:
-    """`wait_until`, for tests."""
-    return wait_until

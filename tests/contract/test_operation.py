@@ -1,11 +1,12 @@
 """What an operator sees: health, models, tokenize, metrics, and what happens when a client goes away."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Engine
@@ -149,9 +150,7 @@ def test_tokenize(engine: "Engine") -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_disconnect_aborts(
-    engine: "Engine", wait_until: Callable[[Callable[[], bool], float], bool], stream: bool
-) -> None:
+def test_disconnect_aborts(engine: "Engine", stream: bool) -> None:
     """When the client goes away its request stops running at once, and its cache is free."""
 
     def running() -> float:
@@ -160,7 +159,7 @@ def test_disconnect_aborts(
     def leave() -> None:
         with engine.asked("/v1/completions", LONG | {"stream": True}) as response:
             assert response.readline().startswith(b"data: ")
-            assert wait_until(lambda: running() == 1, 10)
+            until(lambda: running() == 1, "the request runs", 10)
 
     def leave_unread() -> None:
         import http.client
@@ -168,12 +167,12 @@ def test_disconnect_aborts(
 
         connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
         connection.request("POST", "/v1/completions", json.dumps(LONG), {"Content-Type": "application/json"})
-        assert wait_until(lambda: running() == 1, 10)
+        until(lambda: running() == 1, "the request runs", 10)
         connection.close()
 
     served = engine.sample("vllm:e2e_request_latency_seconds_count")
     leave() if stream else leave_unread()
-    assert wait_until(lambda: running() == 0, 5)
+    until(lambda: running() == 0, "nothing runs", 5)
     assert engine.sample("vllm:kv_cache_usage_perc") == 0
     assert engine.sample("vllm:e2e_request_latency_seconds_count") == served
 

@@ -6,12 +6,12 @@ it is understood, so it may be as broken as it likes. The server runs in a threa
 
 import asyncio
 import re
-import threading
 import time
 from dataclasses import dataclass, field
-from typing import Self
 
 from scripted import PLAIN, STREAM, TOKENS, event, sized
+
+from tests.support.serving import Serving
 
 POST = b"POST /v1/chat/completions HTTP/1.1"
 BODY = b'{"model":"tiny","messages":[{"role":"user","content":"hello"}]}'
@@ -42,40 +42,24 @@ class Heard:
     owed: bytes = b""  # the answer that waits for the client's FIN
 
 
-class Recorder:
+class Recorder(Serving):
     """The server as a context manager; `heard` are the connections that said something, in the order of their first
     byte. Once it is left, all that clients sent has been read."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.heard: list[Heard] = []
-        self._loop = asyncio.new_event_loop()
-        self._up = threading.Event()
         self._talking: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._up.wait(10)
-        return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._hear_out(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        asyncio.run_coroutine_threadsafe(self._hear_out(), self.loop).result(10)
+        super().__exit__()
 
     async def _hear_out(self) -> None:
         if self._talking:
             await asyncio.wait(self._talking, timeout=5)
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._talk, "127.0.0.1", 0))
-        self.port = server.sockets[0].getsockname()[1]
-        self._up.set()
-        self._loop.run_forever()
-        server.close()
-
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._talking.add(task)

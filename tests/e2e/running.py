@@ -3,39 +3,25 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
 
+from tests.support.serving import free_port
+from tests.support.waiting import until
+
 ROOT = Path(__file__).parents[2]
 HARNESS = str(Path(sys.executable).with_name("harness"))
-
-
-def until(true: Callable[[], object], limit_s: float, what: str) -> None:
-    """Wait for a condition; fail with `what` when the limit passes first."""
-    end = time.monotonic() + limit_s
-    while not true():
-        if time.monotonic() > end:
-            raise AssertionError(f"{what}: not within {limit_s:g} s")
-        time.sleep(0.05)
 
 
 def answers(url: str) -> bool:
     with contextlib.suppress(OSError):
         return urllib.request.urlopen(url, timeout=1).status == 200
     return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -65,7 +51,7 @@ def simulated_engine(work: Path, *arguments: str) -> Iterator[tuple[str, int]]:
             [*command, *arguments], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        until(lambda: answers(f"http://127.0.0.1:{port}/health"), 30, "the simulated engine is healthy")
+        until(lambda: answers(f"http://127.0.0.1:{port}/health"), "the simulated engine is healthy")
         yield f"http://127.0.0.1:{port}", engine.pid
     finally:
         with contextlib.suppress(ProcessLookupError):

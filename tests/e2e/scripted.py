@@ -7,18 +7,17 @@ import asyncio
 import socket
 import ssl
 import struct
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Self
 
 import orjson
 
 from harness import plan_file
 from harness.log import write_beside
 from harness.model import Request, Window
+from tests.support.serving import Serving
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -46,41 +45,18 @@ PLAIN = sized(
 )
 
 
-class Scripted:
+class Scripted(Serving):
     """The server as a context manager. `answers` adds to what its paths do; others answer with a short stream."""
 
     def __init__(self, tls: ssl.SSLContext | None = None, token_s: float = 0.01) -> None:
+        super().__init__(tls)
         self.seen: Counter[str] = Counter()  # requests by x-request-id
         self.bytes_read = 0
         self.hung_up = 0
         self.connections = 0
         self.token_s = token_s
-        self._tls = tls
-        self._loop = asyncio.new_event_loop()
-        self._up = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._up.wait(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._talk, "127.0.0.1", 0, ssl=self._tls))
-        self.port = server.sockets[0].getsockname()[1]
-        self._up.set()
-        self._loop.run_forever()
-        server.close()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
-
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
             while not writer.is_closing():

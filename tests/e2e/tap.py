@@ -6,11 +6,10 @@ segments of it: handshake, data, the end in peace or by a reset.
 
 import asyncio
 import random
-import threading
 import time
 from pathlib import Path
-from typing import Self
 
+from tests.support.serving import Serving
 from tests.traffic.capture import links
 from tests.traffic.capture.links import ACK, FIN, PSH, RST
 from tests.traffic.capture.material import MSS, Talk
@@ -23,37 +22,22 @@ def write_capture(path: Path, talks: list[Talk]) -> Path:
     return path
 
 
-class Tap:
+class Tap(Serving):
     """The relay as a context manager; `url` is what clients call, `capture` writes what was said so far."""
 
     def __init__(self, port: int) -> None:
+        super().__init__()
         self._server_port = port
         self._talks: list[Talk] = []
-        self._loop = asyncio.new_event_loop()
-        self._up = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._up.wait(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def capture(self, path: Path) -> Path:
         return write_capture(path, self._talks)
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._relay, "127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._up.set()
-        self._loop.run_forever()
-        server.close()
-
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         talk = Talk(len(self._talks), time.time_ns(), random.Random(len(self._talks)))
         talk.open()
         self._talks.append(talk)

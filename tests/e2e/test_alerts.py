@@ -17,12 +17,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from running import ROOT, until
+from running import ROOT
 
 from harness.alerts import Alerts
 from harness.model import Event
 from reference_stack.gpu.device import Device
 from reference_stack.monitoring import rules
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -78,26 +79,26 @@ class Watched:
     def look(self) -> None:
         with contextlib.suppress(OSError):  # who is served by a frozen replica gives up
             complete(self.prompt)
-        self.seen += self.alerts.sample()
+        self.seen += [seen for seen in self.alerts.sample() if isinstance(seen, Event)]
 
     def has(self, kind: str, name: str) -> bool:
         self.look()
         return any((event.kind, event.name) == (kind, name) for event in self.seen)
 
     def fires(self, name: str) -> None:
-        until(lambda: self.has("alert_fired", name), FIRES_S, f"{name} fires")
+        until(lambda: self.has("alert_fired", name), f"{name} fires", FIRES_S)
 
     def clears(self, name: str) -> None:
-        until(lambda: self.has("alert_cleared", name), CLEARS_S, f"{name} clears")
+        until(lambda: self.has("alert_cleared", name), f"{name} clears", CLEARS_S)
 
 
 @pytest.fixture
 def watched(home: Path) -> Watched:
     """All is well at first: once the test before is forgotten, nothing fires in a few evaluations."""
-    until(lambda: complete() == 200 and not asked("ALERTS"), CLEARS_S, "no alert is left")
+    until(lambda: complete() == 200 and not asked("ALERTS"), "no alert is left", CLEARS_S)
     watched = Watched()
     end_s = time.monotonic() + 5
-    until(lambda: watched.look() or time.monotonic() > end_s, FIRES_S, "a few evaluations")
+    until(lambda: watched.look() or time.monotonic() > end_s, "a few evaluations", FIRES_S)
     assert watched.seen == []
     return watched
 
@@ -123,7 +124,7 @@ def test_what_rules_ask_for_is_scraped(home: Path) -> None:
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
     assert connection.getresponse().status == 404
     for selector in sorted(selectors):
-        until(lambda selector=selector: asked(selector), FIRES_S, f"Prometheus has {selector}")
+        until(lambda selector=selector: asked(selector), f"Prometheus has {selector}", FIRES_S)
 
 
 def test_replica_frozen(home: Path, watched: Watched) -> None:

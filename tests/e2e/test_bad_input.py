@@ -6,9 +6,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import HARNESS, ROOT, harness, process, until, url_target, verdict
+from running import HARNESS, ROOT, harness, process, url_target, verdict
 
 from harness import timeline
+from tests.support.waiting import until
 
 GOOD = (ROOT / "scenarios/smoke.yaml").read_text()
 
@@ -89,7 +90,7 @@ def test_a_full_disk_is_said_and_truncates_nothing(tmp_path: Path, engine: tuple
     run = [HARNESS, "run", str(ROOT / "scenarios/smoke.yaml"), "--target", str(target)]
     latest = tmp_path / "runs" / "latest"
     with process(run, cwd=tmp_path) as conductor:
-        until(lambda: any(p.stat().st_size > 2000 for p in latest.glob("log.player-*.bin")), 60, "observations")
+        until(lambda: any(p.stat().st_size > 2000 for p in latest.glob("log.player-*.bin")), "observations", 60)
         player = next(p for p in psutil.Process(conductor.pid).children() if "locust" in " ".join(p.cmdline()))
         full = max(path.stat().st_size for path in latest.glob("log.player-*.bin")) + 100
         player.rlimit(resource.RLIMIT_FSIZE, (full, full))

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from reference_stack.gateway.envoy import BODY_LIMIT_BYTES, config
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -58,14 +59,6 @@ def ask(
         return Answer(connection.getresponse())
     finally:
         connection.close()
-
-
-def wait_until(true: Callable[[], bool], limit_s: float = 20.0) -> None:
-    """Return when it is true; fail when that takes longer than the limit."""
-    deadline = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline, f"still not true after {limit_s} s"
-        time.sleep(0.02)
 
 
 def stat(name: str) -> int:
@@ -110,7 +103,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, subp
         for name, command in (("guard", guard), ("envoy", proxy)):
             with (directory / f"{name}.log").open("wb") as out:
                 others.append(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out))
-        wait_until(lambda: replicas_in_service() == len(ENGINES))
+        until(lambda: replicas_in_service() == len(ENGINES), "both serve")
         yield running
     finally:
         for process in [*others, *running.values()]:
@@ -282,10 +275,10 @@ def test_killed_replica_costs_no_new_request(engines: dict[int, subprocess.Popen
     try:
         statuses = [ask().status for _ in range(100)]
         assert statuses == [200] * 100
-        wait_until(lambda: replicas_in_service() == 1)
+        until(lambda: replicas_in_service() == 1, "one is out of service")
     finally:
         engines[port] = start_engine(port, tmp_path / "again.log")
-    wait_until(lambda: replicas_in_service() == 2)
+    until(lambda: replicas_in_service() == 2, "both serve")
     assert {ask().json["port"] for _ in range(20)} == set(ENGINES)
 
 
@@ -300,7 +293,7 @@ def test_waiting_request_of_a_killed_replica_is_rescued(
         headers = {"content-type": "application/json", "x-wait": "1", "authorization": f"waits {number}"}
         connection.request("POST", "/v1/completions", b'{"prompt":"x"}', headers)
         connections.append(connection)
-    wait_until(lambda: stat("cluster.engines.upstream_rq_active") == len(connections))
+    until(lambda: stat("cluster.engines.upstream_rq_active") == len(connections), "all are at the engines")
     engines[port].kill()
     engines[port].wait()
     try:
@@ -311,7 +304,7 @@ def test_waiting_request_of_a_killed_replica_is_rescued(
         for connection in connections:
             connection.close()
         engines[port] = start_engine(port, tmp_path / "again.log")
-    wait_until(lambda: replicas_in_service() == 2)
+    until(lambda: replicas_in_service() == 2, "both serve")
 
 
 def test_frozen_replica_is_taken_out(engines: dict[int, subprocess.Popen[bytes]]) -> None:
@@ -319,11 +312,11 @@ def test_frozen_replica_is_taken_out(engines: dict[int, subprocess.Popen[bytes]]
     frozen = engines[ENGINES[0]]
     os.kill(frozen.pid, signal.SIGSTOP)
     try:
-        wait_until(lambda: replicas_in_service() == 1)
+        until(lambda: replicas_in_service() == 1, "one is out of service")
         assert {ask().json["port"] for _ in range(10)} == {ENGINES[1]}
     finally:
         os.kill(frozen.pid, signal.SIGCONT)
-    wait_until(lambda: replicas_in_service() == 2)
+    until(lambda: replicas_in_service() == 2, "both serve")
 
 
 def test_no_replica_is_an_answer_too(engines: dict[int, subprocess.Popen[bytes]], tmp_path: Path) -> None:
@@ -337,7 +330,7 @@ def test_no_replica_is_an_answer_too(engines: dict[int, subprocess.Popen[bytes]]
     finally:
         for port in ENGINES:
             engines[port] = start_engine(port, tmp_path / f"{port}.log")
-    wait_until(lambda: replicas_in_service() == 2)
+    until(lambda: replicas_in_service() == 2, "both serve")
 
 
 @pytest.mark.usefixtures("engines")

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import HARNESS, harness, origin_is_set, process, run_dir_of, until, url_target
+from running import HARNESS, harness, origin_is_set, process, run_dir_of, url_target
 
 from harness import timeline
 from harness.log import read_run_json
 from harness.model import Outcome
+from tests.support.waiting import until
 
 SHORT = """
 claim: Short prompts at a steady rate.
@@ -60,14 +61,14 @@ def test_a_freeze_of_two_seconds_is_seen_by_open_loop_only(tmp_path: Path, engin
     closed = [sys.executable, "-m", "locust", "-f", "closed.py", "--headless", "-u", "5", "-r", "5", "-t", "20s"]
     with process([HARNESS, *run], cwd=tmp_path) as ours:
         run_dir = tmp_path / "runs" / "latest"
-        until(lambda: origin_is_set(run_dir), 90, "the run began")
+        until(lambda: origin_is_set(run_dir), "the run began", 90)
         origin_s = float(read_run_json(run_dir)["origin_monotonic_s"])
         with process([*closed, "-H", url], cwd=tmp_path) as beside:
-            until(lambda: time.monotonic() > origin_s + 10, 30, "both loads are well under way")
+            until(lambda: time.monotonic() > origin_s + 10, "both loads are well under way", 30)
             began_s = time.monotonic()
             os.kill(pid, signal.SIGSTOP)
             try:
-                until(lambda: time.monotonic() > began_s + 2, 10, "two seconds have passed")
+                until(lambda: time.monotonic() > began_s + 2, "two seconds have passed", 10)
             finally:
                 os.kill(pid, signal.SIGCONT)
             frozen_s = time.monotonic() - began_s

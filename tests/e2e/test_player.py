@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from running import free_port, process, processes_of, until
+from running import process, processes_of
 from scripted import Scripted, lay_out, set_origin
 
 from harness import timeline
@@ -17,6 +17,8 @@ from harness.drivers import process as player
 from harness.drivers.part import NICE
 from harness.log import Blocks, read_log
 from harness.model import Event, Outcome, Request
+from tests.support.serving import free_port
+from tests.support.waiting import until
 
 ASKED = Request(index=0, due_s=0.0, class_name="short", text=(0, 5), max_tokens=8, stream=True)
 SHORT = [replace(ASKED, index=k, due_s=k * 0.01) for k in range(101)]
@@ -50,7 +52,7 @@ def observed(run_dir: Path) -> int:
 
 
 def begun(run_dir: Path) -> None:
-    until(lambda: events(run_dir, "ready"), READY_S, "the player is ready")
+    until(lambda: events(run_dir, "ready"), "the player is ready", READY_S)
     set_origin(run_dir)
 
 
@@ -102,7 +104,7 @@ def test_a_player_that_is_asked_to_stop_keeps_all_it_has(
     run_dir = laid_out(tmp_path, server, LONG)
     with started(run_dir, workers) as running:
         begun(run_dir)
-        until(lambda: observed(run_dir) >= 20, 30, "twenty observations")
+        until(lambda: observed(run_dir) >= 20, "twenty observations", 30)
         running.send_signal(asked_by)
         assert running.wait(30) == 0
     seen = timeline.read(run_dir)
@@ -119,8 +121,8 @@ def test_answers_that_are_open_when_the_run_ends_are_recorded_as_open(tmp_path: 
     run_dir = laid_out(tmp_path, server, requests)
     with started(run_dir) as running:
         begun(run_dir)
-        until(lambda: timeline.read(run_dir).series("player.sent"), 30, "a reading")
-        until(lambda: server.seen["100"], 30, "the last request is sent")
+        until(lambda: timeline.read(run_dir).series("player.sent"), "a reading", 30)
+        until(lambda: server.seen["100"], "the last request is sent", 30)
         running.terminate()
         assert running.wait(30) == 0
     outcomes = timeline.read(run_dir).observations["outcome"]
@@ -139,9 +141,9 @@ def test_no_player_outlives_its_conductor(tmp_path: Path, server: Scripted) -> N
     )
     with process([sys.executable, "-c", conductor, str(run_dir)]) as running:
         begun(run_dir)
-        until(lambda: observed(run_dir) >= 20, 30, "twenty observations")
+        until(lambda: observed(run_dir) >= 20, "twenty observations", 30)
         os.kill(running.pid, signal.SIGKILL)
-        until(lambda: not processes_of(str(run_dir)), 30, "every process of the player is gone")
+        until(lambda: not processes_of(str(run_dir)), "every process of the player is gone", 30)
     assert timeline.read(run_dir).damage == []
     assert events(run_dir, "stopped")[0].detail["why"] == "asked"
 
@@ -151,7 +153,7 @@ def test_a_worker_that_dies_ends_the_run_as_failed(tmp_path: Path, server: Scrip
     run_dir = laid_out(tmp_path, server, LONG)
     with started(run_dir, 2) as running:
         begun(run_dir)
-        until(lambda: observed(run_dir) >= 20, 30, "twenty observations")
+        until(lambda: observed(run_dir) >= 20, "twenty observations", 30)
         worker = next(pid for pid in processes_of(str(run_dir)) if pid != running.pid)
         os.kill(worker, signal.SIGKILL)
         assert running.wait(60) == 1

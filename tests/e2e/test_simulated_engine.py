@@ -5,16 +5,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from reference_stack.gpu.device import Device
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
@@ -52,14 +51,6 @@ def ready(port: int) -> bool:
         return False
 
 
-def within(limit_s: float, reached: Callable[[], bool]) -> bool:
-    """It is reached before limit_s has passed."""
-    end_s, pause = time.monotonic() + limit_s, threading.Event()
-    while not (met := reached()) and time.monotonic() < end_s:
-        pause.wait(0.05)
-    return met
-
-
 @pytest.fixture(scope="module", autouse=True)
 def tiny() -> None:
     """The tiny model, built when missing."""
@@ -87,7 +78,7 @@ def device(tmp_path: Path) -> Path:
 def engine(port: int, device: Path) -> Iterator[subprocess.Popen[str]]:
     """A running engine."""
     with started(port, device) as process:
-        assert within(60, lambda: ready(port))
+        until(lambda: ready(port), "the engine serves", 60)
         yield process
 
 
@@ -109,7 +100,7 @@ def test_leak_of_another_process_stops_the_next_start(engine: subprocess.Popen[s
     assert "less than desired GPU memory utilization" in refused(port, device)
     Device(device).free("leak")
     with started(port, device):
-        assert within(60, lambda: ready(port))
+        until(lambda: ready(port), "the engine serves", 60)
 
 
 @pytest.mark.parametrize(

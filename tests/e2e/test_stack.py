@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 from reference_stack.local import processes
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -31,14 +31,6 @@ def stack(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=120
     )
-
-
-def wait_until(true: Callable[[], bool], limit_s: float = 30.0) -> None:
-    """Return when it is true; fail when that takes longer than the limit."""
-    deadline = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline, f"still not true after {limit_s} s"
-        time.sleep(0.05)
 
 
 def left(directory: Path) -> list[psutil.Process]:
@@ -112,7 +104,7 @@ def test_life(home: Path) -> None:
     killed = programs["engine-0"]["pid"]
     os.kill(killed, signal.SIGKILL)
     assert [complete() for _ in range(20)] == [200] * 20
-    wait_until(lambda: pid_of(home, "engine-0") not in (0, killed))
+    until(lambda: pid_of(home, "engine-0") not in (0, killed), "the replica is back")
 
     down = stack(home, "down")
     assert (down.returncode, down.stderr) == (0, "")

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import HARNESS, ROOT, harness, origin_is_set, process, processes_of, run_dir_of, until, verdict
+from running import HARNESS, ROOT, harness, origin_is_set, process, processes_of, run_dir_of, verdict
 
 from harness import timeline
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("stack")
 LATEST = ROOT / "runs" / "latest"
@@ -98,7 +99,7 @@ def test_a_starved_player_accuses_nobody() -> None:
     """The same overload seen by a client that was starved of its core is INVALID with exit 3, not FAIL."""
     with process([HARNESS, "run", "scenarios/load/overload.yaml"]) as conductor:
         before = LATEST.resolve()
-        until(lambda: LATEST.resolve() != before and origin_is_set(LATEST), 60, "the origin is set")
+        until(lambda: LATEST.resolve() != before and origin_is_set(LATEST), "the origin is set", 60)
         player = next(p for p in psutil.Process(conductor.pid).children() if "locust" in " ".join(p.cmdline()))
         with burners(player):
             said, _ = conductor.communicate(timeout=240)
@@ -109,12 +110,12 @@ def test_a_starved_player_accuses_nobody() -> None:
 def begun(scenario: str = "scenarios/smoke.yaml") -> Iterator[tuple[subprocess.Popen[str], Path]]:
     before = LATEST.resolve()
     with process([HARNESS, "run", scenario]) as conductor:
-        until(lambda: LATEST.resolve() != before, 60, "a new run directory")
+        until(lambda: LATEST.resolve() != before, "a new run directory", 60)
         run_dir = LATEST.resolve()
         until(
             lambda: any(path.stat().st_size > 2000 for path in run_dir.glob("log.player-*.bin")),
-            60,
             "the first observations are on disk",
+            60,
         )
         yield conductor, run_dir
 
@@ -133,7 +134,7 @@ def test_ctrl_c_keeps_every_record() -> None:
     assert "interrupted" in str(told["why"])
     stopped = next(event for event in seen.events if event.kind == "stopped" and event.name != "watch")
     assert seen.seen.sum() == stopped.detail["sent"] > 0
-    until(lambda: not processes_of(str(run_dir)), 20, "no child is left")
+    until(lambda: not processes_of(str(run_dir)), "no child is left", 20)
 
 
 @pytest.mark.parametrize("victim", ["player", "watch"])
@@ -156,7 +157,7 @@ def test_a_killed_conductor_leaves_a_readable_run() -> None:
         conductor.kill()
         conductor.wait()
         assert verdict(run_dir)["verdict"] == "INVALID"
-        until(lambda: not processes_of(str(run_dir)), 30, "the children stop by themselves")
+        until(lambda: not processes_of(str(run_dir)), "the children stop by themselves", 30)
         judged = harness("judge", str(run_dir))
     assert judged.returncode == 3, judged.stdout
     told = verdict(run_dir)
@@ -171,11 +172,11 @@ def test_an_earlier_pass_does_not_outlive_a_killed_stage(smoke: tuple[str, Path]
     stage = ROOT / "runs" / "latest-stage1"
     before = stage.resolve()
     with process([HARNESS, "run", "scenarios/smoke.yaml", "--stage", "1"]) as conductor:
-        until(lambda: stage.resolve() != before, 60, "the stage began")
+        until(lambda: stage.resolve() != before, "the stage began", 60)
         conductor.kill()
         conductor.wait()
         assert verdict(stage)["verdict"] == "INVALID"
-        until(lambda: not processes_of("HARNESS_CONDUCTOR=" + str(conductor.pid)), 90, "the children stop")
+        until(lambda: not processes_of("HARNESS_CONDUCTOR=" + str(conductor.pid)), "the children stop", 90)
 
 
 def test_a_second_run_is_refused_while_one_is_going_on() -> None:
@@ -190,6 +191,6 @@ def test_a_second_run_is_refused_while_one_is_going_on() -> None:
 def test_stack_down_leaves_no_process() -> None:
     """`harness stack down` ends everything that was started, and can be said twice."""
     assert harness("stack", "down").returncode == 0
-    until(lambda: not processes_of(f"HARNESS_STACK={ROOT / '.stack'}"), 20, "no process of the stack is left")
+    until(lambda: not processes_of(f"HARNESS_STACK={ROOT / '.stack'}"), "no process of the stack is left", 20)
     assert harness("stack", "down").returncode == 0
     assert harness("stack", "up").returncode == 0

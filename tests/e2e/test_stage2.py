@@ -13,7 +13,7 @@ import orjson
 import pytest
 import yaml
 from recorder import Heard, Recorder, wire
-from running import HARNESS, ROOT, harness, process, run_dir_of, simulated_engine, until, url_target, verdict
+from running import HARNESS, ROOT, harness, process, run_dir_of, simulated_engine, url_target, verdict
 from scripted import sized
 from tap import Tap, write_capture
 
@@ -21,6 +21,7 @@ from harness import timeline
 from harness.model import Outcome
 from harness.traffic import recording
 from harness.traffic.capture import tcpdump
+from tests.support.waiting import until
 from tests.traffic.capture.links import SERVER_PORT
 from tests.traffic.capture.material import SECOND_NS, START_NS, Talk
 
@@ -319,7 +320,7 @@ def test_a_target_that_goes_down_fails_and_leaves_a_readable_run(
         run = [HARNESS, "run", "replay.yaml", "--target", str(url_target(tmp_path, url))]
         with process(run, cwd=tmp_path) as conductor:
             latest = tmp_path / "runs" / "latest"
-            until(lambda: any(p.stat().st_size > 2000 for p in latest.glob("log.player-*.bin")), 60, "observations")
+            until(lambda: any(p.stat().st_size > 2000 for p in latest.glob("log.player-*.bin")), "observations", 60)
             os.kill(pid, loss)
             said, _ = conductor.communicate(timeout=120)
     seen = timeline.read(latest)

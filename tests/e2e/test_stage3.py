@@ -11,7 +11,9 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from running import HARNESS, ROOT, harness, process, run_dir_of, until, verdict
+from running import HARNESS, ROOT, harness, process, run_dir_of, verdict
+
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -119,7 +121,7 @@ def test_kill_9_of_everything(home: Path, with_guard: bool) -> None:
     command = [HARNESS, "run", scenario(home, frozen, "2m"), "--target", "target.yaml"]
     before = (home / "runs/latest").resolve()
     with process(command, cwd=home) as conductor:
-        until(lambda: in_force(home / "runs/latest", before, conductor), 120, "the engine is frozen")
+        until(lambda: in_force(home / "runs/latest", before, conductor), "the engine is frozen", 120)
         everybody = psutil.Process(conductor.pid).children(recursive=True)
         guards = [one for one in everybody if "harness.chaos.guard" in one.cmdline()]
         assert len(guards) == 1
@@ -130,11 +132,11 @@ def test_kill_9_of_everything(home: Path, with_guard: bool) -> None:
                 one.send_signal(signal.SIGKILL)
     records = home / ".harness/undo"
     if with_guard:
-        until(lambda: not any(one.is_running() and one.status() != "zombie" for one in guards), 10, "the guard is dead")
+        until(lambda: not any(one.is_running() and one.status() != "zombie" for one in guards), "the guard is dead", 10)
         assert set(states(victim)) == {"stopped"} and len(list(records.iterdir())) == 1
         healed = harness("heal", cwd=home)
         assert healed.returncode == 0 and "engine_frozen: gone" in healed.stdout, healed.stdout + healed.stderr
-    until(lambda: not list(records.glob("*.json")), MENDED_S, "the fault is taken back")
+    until(lambda: not list(records.glob("*.json")), "the fault is taken back", MENDED_S)
     assert "stopped" not in states(victim)
     again = harness("heal", cwd=home)
     assert (again.returncode, again.stdout) == (0, "nothing to heal\n")

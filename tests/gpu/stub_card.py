@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 MIB, GIB = 2**20, 2**30
@@ -58,10 +57,3 @@ def until_said(process, word):
         if word in said[-1]:
             return said
     raise AssertionError(f"it ended before it said {word}: {said}")
-
-
-def until(true, limit_s=30.0):
-    end_s = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end_s, f"not within {limit_s} s"
-        time.sleep(0.05)

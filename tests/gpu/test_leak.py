@@ -4,7 +4,9 @@ import itertools
 import signal
 
 import pytest
-from stub_card import CONTEXT_BYTES, GIB, MIB, until, until_said
+from stub_card import CONTEXT_BYTES, GIB, MIB, until_said
+
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 _PARENT = "import subprocess, sys; subprocess.run(sys.argv[1:])"
@@ -90,7 +92,7 @@ def test_the_parent_is_killed(card, stuck):
         until_said(parent, "device" if stuck else "stopped")
         assert card.free_bytes() < 16 * GIB
         parent.kill()
-        until(lambda: card.free_bytes() == 16 * GIB)
+        until(lambda: card.free_bytes() == 16 * GIB, "the memory is back")
 
 
 def test_a_parent_that_is_gone_already(card):

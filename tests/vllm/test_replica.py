@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,6 +18,8 @@ import psutil
 import pytest
 
 from reference_stack.engine.vllm_replica import PYTHON
+from tests.support.serving import free_port
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.vllm
 
@@ -48,11 +49,13 @@ class Replica:
 
     def ready(self) -> "Replica":
         """Waits until users are served, and the replica knows it."""
-        wait_for(
-            lambda: self.process.poll() is not None or (self.settled() and self.healthy()), START_LIMIT_S, self.log
-        )
+        self.until(lambda: self.process.poll() is not None or (self.settled() and self.healthy()), START_LIMIT_S)
         assert self.process.poll() is None, self.log.read_text()
         return self
+
+    def until(self, true: Callable[[], bool], limit_s: float = END_LIMIT_S) -> None:
+        """Waits for what the replica's own words explain where it does not come."""
+        until(true, lambda: f"what was awaited did not come:\n{self.log.read_text()}", limit_s)
 
     def settled(self) -> bool:
         return self.says("serving, forked by the zygote") or self.says("plain start")
@@ -91,19 +94,6 @@ def in_group(process: psutil.Process, group: int) -> bool:
 def refuses(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) != 0
-
-
-def free_port() -> int:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        return int(holder.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], bool], limit_s: float, log: Path) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s} s:\n{log.read_text()}"
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +181,7 @@ def test_sigkill_of_the_replica_leaves_nothing_and_it_starts_again(start: Callab
     """After SIGKILL no process of the group runs and the port refuses; the zygote has another replica to give."""
     first = start().ready()
     first.process.kill()
-    wait_for(first.gone, END_LIMIT_S, first.log)
+    first.until(first.gone)
     assert start().ready().complete().status == 200  # type: ignore[attr-defined]
 
 
@@ -200,14 +190,14 @@ def test_sigkill_of_a_frozen_group_leaves_nothing(start: Callable[..., Replica])
     frozen = start().ready()
     os.killpg(frozen.process.pid, signal.SIGSTOP)
     frozen.process.kill()
-    wait_for(frozen.gone, END_LIMIT_S, frozen.log)
+    frozen.until(frozen.gone)
 
 
 def test_the_death_of_the_server_ends_the_replica(start: Callable[..., Replica]) -> None:
     """When vLLM's server is killed, its status is passed on and its engine does not outlive it."""
     replica = start().ready()
     replica.server().kill()
-    wait_for(replica.gone, END_LIMIT_S, replica.log)
+    replica.until(replica.gone)
     assert replica.process.returncode == 128 + signal.SIGKILL
 
 
@@ -215,7 +205,7 @@ def test_sigterm_stops_it_in_order(start: Callable[..., Replica]) -> None:
     """SIGTERM reaches vLLM, which shuts down by itself with status 0."""
     replica = start().ready()
     replica.process.terminate()
-    wait_for(replica.gone, END_LIMIT_S, replica.log)
+    replica.until(replica.gone)
     assert replica.process.returncode == 0
     assert replica.says("Application shutdown complete")
 
@@ -226,15 +216,15 @@ def test_without_a_zygote_it_starts_plainly(start: Callable[..., Replica], tmp_p
     assert replica.says("plain start, because there is no zygote")
     assert replica.complete().status == 200  # type: ignore[attr-defined]
     replica.process.kill()
-    wait_for(replica.gone, END_LIMIT_S, replica.log)
+    replica.until(replica.gone)
 
 
 def test_a_zygote_of_another_session_is_not_used(start: Callable[..., Replica]) -> None:
     """A replica that could not join the group is not taken: the log says that the start is plain."""
     replica = start(start_new_session=True)
-    wait_for(lambda: replica.says("plain start, because the zygote refused"), END_LIMIT_S, replica.log)
+    replica.until(lambda: replica.says("plain start, because the zygote refused"))
     replica.process.kill()
-    wait_for(replica.gone, END_LIMIT_S, replica.log)
+    replica.until(replica.gone)
 
 
 def test_the_death_of_the_zygote_ends_its_replicas(
@@ -243,5 +233,5 @@ def test_the_death_of_the_zygote_ends_its_replicas(
     """A replica whose end nobody could report goes with its zygote (the last test here, for it takes the zygote)."""
     replica = start().ready()
     zygote.kill()
-    wait_for(replica.gone, END_LIMIT_S, replica.log)
+    replica.until(replica.gone)
     assert replica.process.returncode != 0

@@ -4,11 +4,9 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from pathlib import Path
 
@@ -19,28 +17,17 @@ from harness import processes
 from harness.chaos import experiment, undo
 from harness.chaos.catalogue import FAULTS
 from harness.chaos.discipline import Injection
-from harness.chaos.fault import Refused, Unproven
+from harness.chaos.fault import Absent, Refused, Unproven
 from harness.chaos.faults import gpu
 from harness.chaos.faults.gpu import GpuLeak
 from harness.targets import base
 from reference_stack.gpu.device import Device
+from tests.support.serving import free_port
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[3]
 GIB = 2**30
 FAST = {"step_bytes": GIB // 2, "every_s": 0.05}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def until(true, limit_s=30.0):
-    end_s = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end_s, f"not within {limit_s} s"
-        time.sleep(0.05)
 
 
 def answers(url):
@@ -66,7 +53,7 @@ def target(home):
     page = f"http://127.0.0.1:{port}/metrics"
     command = [sys.executable, "-m", "reference_stack.gpu.exporter", "--port", str(port), "--devices", ".stack/gpu"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as exporter:
-        until(lambda: answers(page))
+        until(lambda: answers(page), "the exporter answers")
         yield target_of(home, gpu="simulated", gpu_metrics=page)
         exporter.kill()
 
@@ -92,8 +79,8 @@ def test_it_is_spelled_as_users_write_it():
 
 
 def test_no_gpu(home):
-    """A target without a GPU, or with one that nobody tells of, is refused with the reason."""
-    with pytest.raises(Refused, match="the target has none"):
+    """A target without a GPU has nothing to leak on; one whose GPU nobody tells of is refused with the reason."""
+    with pytest.raises(Absent, match="the target has no GPU"):
         GpuLeak().resolve(target_of(home, gpu="none"))
     with pytest.raises(Refused, match="names no exporter"):
         GpuLeak().resolve(target_of(home, gpu="simulated"))
@@ -182,7 +169,7 @@ def test_undone_before_it_began(target):
 
     injecting = threading.Thread(target=inject)
     injecting.start()
-    until(Path(aim.state["permit"]).exists)
+    until(Path(aim.state["permit"]).exists, "the permit is there")
     fault.undo(target, aim.state)
     injecting.join(30)
     assert said and "ended before it was whole" in said[0]
@@ -228,7 +215,7 @@ def test_the_injector_is_killed(target):
         state = json.loads(injector.stdout.readline())
         assert injector.stdout.readline() == "injected\n" and free_bytes() == 9 * GIB
         injector.send_signal(signal.SIGKILL)
-    until(lambda: free_bytes() == 10 * GIB)
+    until(lambda: free_bytes() == 10 * GIB, "the memory is back")
     GpuLeak().undo(target, state)
     assert GpuLeak().undone(target, state)["free_bytes"] == 10 * GIB
     assert not Path(state["permit"]).exists()
@@ -256,14 +243,14 @@ def test_leak_then_kill(target):
     first = Engine(device)
     fault = GpuLeak(share=0.10, grows_to=0.25, step_bytes=6 * GIB, every_s=0.1)
     try:
-        until(first.serves)
+        until(first.serves, "the first engine serves")
         aim = fault.resolve(target)
         fault.inject(target, aim.state)
         try:
             assert 7.9 * GIB < fault.applied(target, aim.state)["fell_bytes"] < 14 * GIB
             assert first.serves()
             first.kill()
-            until(lambda: Device(device).read().used_bytes == int(0.25 * Device(device).read().total_bytes))
+            until(lambda: holds(device, 0.25), "the leak holds its share")
             again = Engine(device)
             assert again.process.wait(60) == 2
             assert "is less than desired GPU memory utilization" in again.said()
@@ -272,11 +259,16 @@ def test_leak_then_kill(target):
         fault.undone(target, aim.state)
         last = Engine(device)
         try:
-            until(last.serves)
+            until(last.serves, "the last engine serves")
         finally:
             last.kill()
     finally:
         first.kill()
+
+
+def holds(device, share):
+    read = Device(device).read()
+    return read.used_bytes == int(share * read.total_bytes)
 
 
 class Engine:

@@ -1,6 +1,5 @@
 """Pressure on this machine, in small doses: taken for real, and given back for real."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from harness.chaos.faults.pressure import CpuPressure, DiskFull, MemoryPressure
 from harness.targets import base
 from harness.targets.base import Target
 from tests.chaos.faults.steps import broken, mended
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -52,10 +52,7 @@ def test_cpu_ends_by_itself(target: Target, tmp_path: Path) -> None:
     """Without an undo it ends when its time is over."""
     fault = CpuPressure(for_s=3.0)
     state, _ = broken(fault, target)
-    end = time.monotonic() + LIMIT_S
-    while pressing(tmp_path):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: not pressing(tmp_path), "nothing presses any more", LIMIT_S)
     mended(fault, target, state)
 
 

@@ -19,6 +19,7 @@ from harness.targets import base, url
 from harness.targets.base import Target
 from harness.targets.local import Process, Stack
 from tests.chaos.faults.steps import broken, mended
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -75,13 +76,6 @@ def target(home: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
     target = base.load("target.yaml")
     until(lambda: all(url.serves(target, each) for each in (target.url, *target.engines)), "all answer")
     return target
-
-
-def until(true: Any, what: str) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 def marked(state: Path) -> list[Process]:

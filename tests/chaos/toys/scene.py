@@ -14,6 +14,7 @@ import orjson
 
 from harness.log import read_log
 from harness.model import Event
+from tests.support.waiting import until
 
 TOYS = Path(__file__).parent
 HARNESS = str(Path(sys.executable).with_name("harness"))
@@ -84,10 +85,7 @@ class Scene:
     # What is to be seen -------------------------------------------------------------------------------------------
 
     def until(self, true: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
-        end = time.monotonic() + limit_s
-        while not true():
-            assert time.monotonic() < end, f"{what}: not within {limit_s:g} s; {self.said()} {self.events()}"
-            time.sleep(0.02)
+        until(true, lambda: f"{what}; {self.said()} {self.events()}", limit_s)
 
     def until_held(self) -> None:
         self.until(lambda: "held" in self.said(), "the fault is in force")
