@@ -16,6 +16,9 @@ import typer
 from rich.console import Console
 
 from harness import evidence, record, run, scenario
+from harness.capacity import measured
+from harness.capacity import order as orders
+from harness.capacity import plan as sizing
 from harness.chaos import undo
 from harness.model import EXIT_CODE, EXIT_INTERRUPTED, EXIT_UNSAFE, EXIT_USAGE, Judgement, UsageError, Verdict
 from harness.report import github, markdown, text
@@ -33,11 +36,17 @@ stack = typer.Typer(
     no_args_is_help=True, help="The local stack: engines, gateway, exporter, Prometheus when installed."
 )
 app.add_typer(stack, name="stack")
+capacity = typer.Typer(no_args_is_help=True, help="How many GPUs, and what they cost.")
+app.add_typer(capacity, name="capacity")
 
 ScenarioFile = Annotated[Path, typer.Argument(help="A scenario file.", metavar="SCENARIO")]
 RunDir = Annotated[Path, typer.Argument(help="A run directory, such as runs/latest.", metavar="RUN")]
 TargetOption = Annotated[str, typer.Option("--target", help="`local`, or a target file.")]
 EngineOption = Annotated[str | None, typer.Option("--engine", help="What the local stack serves with: sim or vllm.")]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, max=scenario.GREATEST_SEED, help="Instead of the scenario's own seed.")
+]
+RecordingOut = Annotated[Path, typer.Option("-o", "--out", help="Where the recording goes.")]
 
 
 @app.command("run")
@@ -48,7 +57,7 @@ def run_command(
     workers: Annotated[
         int, typer.Option(min=1, max=64, help="Player processes; the plan is the same for any number.")
     ] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Instead of the scenario's own seed.")] = None,
+    seed: SeedOption = None,
     stage: Annotated[int, typer.Option(help="Write one verdict over all runs to runs/latest-stageN.")] = 0,
     web_port: Annotated[int | None, typer.Option(help="Show the traffic in locust's web UI on this port.")] = None,
     master_port: Annotated[int | None, typer.Option(help="Let workers on other machines join on this port.")] = None,
@@ -100,7 +109,7 @@ def plan(
     out: Annotated[Path, typer.Option("-o", "--out", help="Where the plan goes.")],
     target: TargetOption = "local",
     engine: EngineOption = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Instead of the scenario's own seed.")] = None,
+    seed: SeedOption = None,
 ) -> None:
     """Write the plan alone: every request of a run, and its hash."""
     loaded, aimed = scenario.load(file), base.load(target, engine)
@@ -112,7 +121,7 @@ def plan(
 @app.command("import")
 def import_command(
     captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE...", help="Capture files; - is standard input.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where the recording goes.")],
+    out: RecordingOut,
     source: Annotated[importing.Source, typer.Option("--from", help="What the files are.")] = importing.Source.CAPTURE,
     port: Annotated[list[int] | None, typer.Option(min=1, max=65535, help="The servers' port.")] = None,
     keep_secrets: Annotated[bool, typer.Option("--keep-secrets", help="Write everything as it was captured.")] = False,
@@ -156,10 +165,10 @@ def export_command(
 @app.command("record")
 def record_command(
     file: ScenarioFile,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where the recording goes.")],
+    out: RecordingOut,
     target: TargetOption = "local",
     engine: EngineOption = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Instead of the scenario's own seed.")] = None,
+    seed: SeedOption = None,
 ) -> None:
     """Play a scenario while tcpdump listens, and import what it saw: the baseline of a build in good health."""
     _tell_import(out, record.record(run.Order((file,), target, engine, seed=seed), out, LivePanel, _tell_run))
@@ -259,6 +268,45 @@ def doctor() -> None:
     )
     for there, what, otherwise in checks:
         print(f"{'yes' if there else 'no ':3}  {what}" + ("" if there else f": {otherwise}"))
+
+
+@capacity.command("plan")
+def capacity_plan(
+    file: Annotated[Path | None, typer.Argument(help="A capacity file; flags take the place of its keys.")] = None,
+    run_dir: Annotated[Path | None, typer.Option("--run", help="Measured: a run that passed.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Of that run, if its target does not list them.")] = None,
+    rate_per_gpu: Annotated[str | None, typer.Option(help="Assumed: what a GPU serves, such as 42/s.")] = None,
+    users: Annotated[int | None, typer.Option(help="Users of a day.")] = None,
+    requests_per_user: Annotated[float | None, typer.Option(help="Requests of one in a day.")] = None,
+    peak: Annotated[str | None, typer.Option(help="The busiest time against the mean, such as 5x.")] = None,
+    redundancy: Annotated[str | None, typer.Option(help="More GPUs than the peak asks for, such as 30%.")] = None,
+    price: Annotated[str | None, typer.Option(help="Of a GPU, such as 0.95/h.")] = None,
+    gpus_per_replica: Annotated[int | None, typer.Option(help="GPUs that share a model.")] = None,
+    what_if: Annotated[
+        list[str] | None, typer.Option(help="In turn: quantise=78/s, merge=70%, route=95%@160/s.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Users to requests to GPUs to money, from what a GPU was measured, or is assumed, to serve."""
+    flags = {
+        "run": run_dir and str(run_dir),
+        "replicas": replicas,
+        "rate_per_gpu": rate_per_gpu,
+        "users": users,
+        "requests_per_user": requests_per_user,
+        "peak": peak,
+        "redundancy": redundancy,
+        "price": price,
+        "gpus_per_replica": gpus_per_replica,
+    }
+    wanted = orders.read(file, flags, what_if or [])
+    rate = measured.rate(wanted)
+    found = sizing.steps(wanted, rate.per_gpu_per_s)
+    if as_json:
+        told = {"rate": rate.as_json(), "plans": sizing.as_json(found)}
+        print(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
+    else:
+        print(rate.told(), "", *sizing.table(found), sep="\n")
 
 
 @stack.command()
