@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
 from harness.document import suggestion
-from harness.judge import measures
+from harness.judge import measures, resilience
 from harness.judge.against_capture import LatencyAgainstCapture, SameAnswers
 from harness.judge.counts import Goodput, Latency, LatencyLimit, Scope, Success
 from harness.judge.gpu import GpuMemory
@@ -46,7 +46,8 @@ class Gate:
 
     def finding(self, timeline: Timeline) -> Finding:
         """Judge it. Never raises for what a run holds."""
-        complaint = unknown_names(self.spec, good_classes(timeline), timeline.windows)
+        complaint = resilience.uncut(timeline, self.spec.window)
+        complaint = complaint or unknown_names(self.spec, good_classes(timeline), timeline.windows)
         if complaint:
             return Finding(self.id, Judgement.INVALID, complaint, window=self.spec.window, line=self.line)
         finding: Finding = self.spec.seen(timeline, timeline.windows[self.spec.window])

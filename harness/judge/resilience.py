@@ -217,6 +217,15 @@ def with_windows(timeline: Timeline, spec: Recovery) -> Timeline:
     return replace(timeline, header=replace(timeline.header, windows=windows))
 
 
+def uncut(timeline: Timeline, name: str) -> str:
+    """Why a run with faults has no window of this name, in one sentence; "" when it has, or the name is another's."""
+    if name not in WINDOWS or name in timeline.windows or not faults.planned(timeline):
+        return ""
+    if not any(one.injected_s is not None for one in faults.of(timeline)):
+        return f"there is no time {name} a fault: none is proven to have been in force"
+    return f"no judged traffic was due {name} the faults"
+
+
 def first_injecting_s(timeline: Timeline) -> float:
     """When the first fault began, proven or not; infinite when none did."""
     return min((one.injecting_s for one in faults.of(timeline) if one.injecting_s is not None), default=math.inf)

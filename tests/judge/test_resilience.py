@@ -33,6 +33,20 @@ def test_windows(healed: float | None, after: tuple[float, float] | None, tmp_pa
     assert found.get("after") == (after and pytest.approx(after))
 
 
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({**KILLED, "healed": 110}, "no judged traffic was due after the faults"),
+        ({**KILLED, "injected": None, "healed": None}, "there is no time after a fault: none is proven"),
+    ],
+)
+def test_a_window_that_a_run_came_not_to(fault: dict[str, Any], words: str, tell: Tell) -> None:
+    """A gate on what comes after the faults says why there is nothing, when nothing is."""
+    gates = [{"p95_latency": {"below": "1.2s", "window": "after"}}]
+    finding = tell({**STORY, "faults": [fault], "gates": gates}).findings[0]
+    assert (finding.verdict, words in finding.why) == (Judgement.INVALID, True), finding.why
+
+
 def test_a_run_without_faults_has_no_such_windows(tmp_path: Path, lay: Lay) -> None:
     """Nothing is cut, told or believed of faults where there were none."""
     lay(tmp_path, {"requests": [{"n": 400}]})
