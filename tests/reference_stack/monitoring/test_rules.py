@@ -13,8 +13,6 @@ from reference_stack.gateway.envoy import LATENCY_BUCKETS_MS
 from reference_stack.monitoring import rules
 from reference_stack.monitoring.rules import ALERTS, CANDIDATE, GpuThresholds, document, in_cluster, profiling
 
-pytestmark = pytest.mark.e2e  # promtool
-
 ROOT = Path(__file__).parents[3]
 NAMES = [alert.name for alert in ALERTS]
 IN_CLUSTER = [*NAMES, *(alert.name for alert in CANDIDATE + profiling(GpuThresholds()))]
@@ -34,6 +32,7 @@ class Case:
     series: dict[str, str]
     firing: dict[str, int]
     every: str = "1s"
+    scale: float = 1.0  # of the rules' own times: as in production
 
     def test(self) -> dict[str, object]:
         return {
@@ -49,8 +48,8 @@ class Case:
             ],
         }
 
-    def play(self, directory: Path, scale: float) -> None:
-        groups = (document(scale) if self.alert in NAMES else in_cluster(GpuThresholds()))["groups"]
+    def play(self, directory: Path) -> None:
+        groups = (document(self.scale) if self.alert in NAMES else in_cluster(GpuThresholds()))["groups"]
         own = [group for group in groups if self.alert in [rule.get("alert") for rule in group["rules"]]]
         (directory / "rules.yml").write_text(yaml.safe_dump({"groups": own}))
         played = {"rule_files": ["rules.yml"], "evaluation_interval": self.every, "tests": [self.test()]}
@@ -158,136 +157,103 @@ def card(
 
 CASES = {
     # As in production: a `for` of minutes.
-    "a replica that is not scraped": (
-        Case("ReplicaDown", {'up{job="engine",instance="a"}': "1x9 0x40 1x60"}, {"39s": 0, "41s": 1, "52s": 0}),
-        1.0,
+    "a replica that is not scraped": Case(
+        "ReplicaDown", {'up{job="engine",instance="a"}': "1x9 0x40 1x60"}, {"39s": 0, "41s": 1, "52s": 0}
     ),
-    "a replica out of service": (Case("ReplicaDown", healthy("2x9 1x40 2x60"), {"39s": 0, "41s": 1, "52s": 0}), 1.0),
-    "both are one replica each way": (
-        Case("ReplicaDown", {'up{job="engine",instance="a"}': "0x60", **healthy("1x60")}, {"31s": 2}),
-        1.0,
+    "a replica out of service": Case("ReplicaDown", healthy("2x9 1x40 2x60"), {"39s": 0, "41s": 1, "52s": 0}),
+    "both are one replica each way": Case(
+        "ReplicaDown", {'up{job="engine",instance="a"}': "0x60", **healthy("1x60")}, {"31s": 2}
     ),
-    "a scrape that was missed": (
-        Case("ReplicaDown", {'up{job="engine",instance="a"}': "1x9 0x5 1x60"}, {"12s": 0, "16s": 0, "60s": 0}),
-        1.0,
+    "a scrape that was missed": Case(
+        "ReplicaDown", {'up{job="engine",instance="a"}': "1x9 0x5 1x60"}, {"12s": 0, "16s": 0, "60s": 0}
     ),
-    "others that are not scraped": (Case("ReplicaDown", {'up{job="gpu"}': "0x99", **healthy("2x99")}, {"90s": 0}), 1.0),
-    "six of a hundred are slow": (
-        Case("HighLatencyP95", latency("0+94x900", "0+100x900"), {"290s": 0, "310s": 1}),
-        1.0,
+    "others that are not scraped": Case("ReplicaDown", {'up{job="gpu"}': "0x99", **healthy("2x99")}, {"90s": 0}),
+    "six of a hundred are slow": Case("HighLatencyP95", latency("0+94x900", "0+100x900"), {"290s": 0, "310s": 1}),
+    "four of a hundred are slow": Case("HighLatencyP95", latency("0+96x900", "0+100x900"), {"800s": 0}),
+    "nobody asks": Case("HighLatencyP95", latency("7x900", "9x900"), {"800s": 0}),
+    "latency over again": Case(
+        "HighLatencyP95", latency("0+0x60 0+100x200", "0+100x60 6100+100x200"), {"50s": 1, "90s": 0}, scale=0.033
     ),
-    "four of a hundred are slow": (Case("HighLatencyP95", latency("0+96x900", "0+100x900"), {"800s": 0}), 1.0),
-    "nobody asks": (Case("HighLatencyP95", latency("7x900", "9x900"), {"800s": 0}), 1.0),
-    "latency over again": (
-        Case("HighLatencyP95", latency("0+0x60 0+100x200", "0+100x60 6100+100x200"), {"50s": 1, "90s": 0}),
-        0.033,
+    "memory over 85 %": Case(
+        "GpuMemoryHigh", memory("40x9 14x130 40x60", "60x9 86x130 60x60"), {"129s": 0, "131s": 1, "145s": 0}
     ),
-    "memory over 85 %": (
-        Case("GpuMemoryHigh", memory("40x9 14x130 40x60", "60x9 86x130 60x60"), {"129s": 0, "131s": 1, "145s": 0}),
-        1.0,
+    "memory at 84.5 %": Case("GpuMemoryHigh", memory("155x300", "845x300"), {"290s": 0}),
+    "reserved memory is part of the total": Case("GpuMemoryHigh", memory("15x300", "80x300", "10x300"), {"290s": 1}),
+    "the gateway stops a third of the bad": Case(
+        "RejectShareUnusual", refused("0+1x900", "0+9x900", "0+2x900"), {"175s": 0, "190s": 1}
     ),
-    "memory at 84.5 %": (Case("GpuMemoryHigh", memory("155x300", "845x300"), {"290s": 0}), 1.0),
-    "reserved memory is part of the total": (
-        Case("GpuMemoryHigh", memory("15x300", "80x300", "10x300"), {"290s": 1}),
-        1.0,
+    "the gateway stops two thirds": Case("RejectShareUnusual", refused("0+2x900", "0+8x900", "0+1x900"), {"800s": 0}),
+    "the gateway stops all": Case("RejectShareUnusual", refused("0+1x900", "0+9x900", "0+0x900"), {"800s": 0}),
+    "the gateway never stopped any": Case(
+        "RejectShareUnusual", refused("", "0+9x900", "0+2x900"), {"175s": 0, "190s": 1}
     ),
-    "the gateway stops a third of the bad": (
-        Case("RejectShareUnusual", refused("0+1x900", "0+9x900", "0+2x900"), {"175s": 0, "190s": 1}),
-        1.0,
+    "one bad request in a thousand": Case(
+        "RejectShareUnusual", refused("0+0x900", "0+1000x900", "0+1x900"), {"800s": 0}
     ),
-    "the gateway stops two thirds": (
-        Case("RejectShareUnusual", refused("0+2x900", "0+8x900", "0+1x900"), {"800s": 0}),
-        1.0,
+    "nothing bad": Case("RejectShareUnusual", refused("", "0+9x900", ""), {"800s": 0}),
+    "almost all is refused": Case("RejectShareUnusual", refused("0+97x900", "0+3x900", ""), {"175s": 0, "190s": 1}),
+    "a long queue": Case(
+        "QueueTooLong",
+        {'vllm:num_requests_waiting{instance="a"}': "60x400", 'vllm:num_requests_waiting{instance="b"}': "60x400"},
+        {"299s": 0, "301s": 1},
     ),
-    "the gateway stops all": (Case("RejectShareUnusual", refused("0+1x900", "0+9x900", "0+0x900"), {"800s": 0}), 1.0),
-    "the gateway never stopped any": (
-        Case("RejectShareUnusual", refused("", "0+9x900", "0+2x900"), {"175s": 0, "190s": 1}),
-        1.0,
+    "a queue of a hundred": Case("QueueTooLong", {"vllm:num_requests_waiting": "100x400"}, {"390s": 0}),
+    "requests that run and make nothing": Case(
+        "EngineStalled", engine("4x400", "0+100x60 6000x120 6000+100x100"), {"80s": 0, "125s": 1, "200s": 0}
     ),
-    "one bad request in a thousand": (
-        Case("RejectShareUnusual", refused("0+0x900", "0+1000x900", "0+1x900"), {"800s": 0}),
-        1.0,
+    "an engine that has nothing to do": Case("EngineStalled", engine("0x400", "6000x400"), {"300s": 0}),
+    "a gateway that is not scraped": Case(
+        "MetricsMissing", scraped(gateway="1x9 0x150 1x60"), {"129s": 0, "131s": 1, "165s": 0}
     ),
-    "nothing bad": (Case("RejectShareUnusual", refused("", "0+9x900", ""), {"800s": 0}), 1.0),
-    "almost all is refused": (
-        Case("RejectShareUnusual", refused("0+97x900", "0+3x900", ""), {"175s": 0, "190s": 1}),
-        1.0,
+    "a gateway that nobody knows of": Case("MetricsMissing", scraped(gateway=""), {"119s": 0, "121s": 1}),
+    "engines are down": Case("MetricsMissing", scraped(engine="0x400"), {"390s": 0}),
+    "no GPU exporter where there are no GPUs": Case("MetricsMissing", scraped(), {"390s": 0}),
+    "a GPU exporter that is gone": Case("MetricsMissing", scraped(gpu="0x400"), {"121s": 1}),
+    "as good as the other": release_case(releases(), {"1990s": 0}),
+    "two answers of a hundred fail": release_case(releases("0+0.2x320"), {"1190s": 0, "1220s": 1}),
+    "one answer of two hundred fails": release_case(releases("0+0.05x320"), {"1990s": 0}),
+    "three of ten are slower": release_case(releases(slow=3), {"1190s": 0, "1220s": 1}),
+    "answers half as long": release_case(releases(tokens=16), {"1190s": 0, "1220s": 1}),
+    "answers a fifth longer": release_case(releases(tokens=38), {"1990s": 0}),
+    "worse in two ways": release_case(releases("0+1x320", tokens=16), {"1220s": 2}),
+    "it failed until it got its share": release_case(releases("0+1x60 60+0x260"), {"1180s": 0, "1990s": 0}),
+    "it failed, and does no more": release_case(releases("0+2x125 250+0x190"), {"1190s": 0, "1240s": 1, "2450s": 0}),
+    "no candidate": release_case(
+        {name: values for name, values in releases().items() if "candidate" not in name}, {"1990s": 0}
     ),
-    "a long queue": (
-        Case(
-            "QueueTooLong",
-            {'vllm:num_requests_waiting{instance="a"}': "60x400", 'vllm:num_requests_waiting{instance="b"}': "60x400"},
-            {"299s": 0, "301s": 1},
-        ),
-        1.0,
-    ),
-    "a queue of a hundred": (Case("QueueTooLong", {"vllm:num_requests_waiting": "100x400"}, {"390s": 0}), 1.0),
-    "requests that run and make nothing": (
-        Case("EngineStalled", engine("4x400", "0+100x60 6000x120 6000+100x100"), {"80s": 0, "125s": 1, "200s": 0}),
-        1.0,
-    ),
-    "an engine that has nothing to do": (Case("EngineStalled", engine("0x400", "6000x400"), {"300s": 0}), 1.0),
-    "a gateway that is not scraped": (
-        Case("MetricsMissing", scraped(gateway="1x9 0x150 1x60"), {"129s": 0, "131s": 1, "165s": 0}),
-        1.0,
-    ),
-    "a gateway that nobody knows of": (Case("MetricsMissing", scraped(gateway=""), {"119s": 0, "121s": 1}), 1.0),
-    "engines are down": (Case("MetricsMissing", scraped(engine="0x400"), {"390s": 0}), 1.0),
-    "no GPU exporter where there are no GPUs": (Case("MetricsMissing", scraped(), {"390s": 0}), 1.0),
-    "a GPU exporter that is gone": (Case("MetricsMissing", scraped(gpu="0x400"), {"121s": 1}), 1.0),
-    "as good as the other": (release_case(releases(), {"1990s": 0}), 1.0),
-    "two answers of a hundred fail": (release_case(releases("0+0.2x320"), {"1190s": 0, "1220s": 1}), 1.0),
-    "one answer of two hundred fails": (release_case(releases("0+0.05x320"), {"1990s": 0}), 1.0),
-    "three of ten are slower": (release_case(releases(slow=3), {"1190s": 0, "1220s": 1}), 1.0),
-    "answers half as long": (release_case(releases(tokens=16), {"1190s": 0, "1220s": 1}), 1.0),
-    "answers a fifth longer": (release_case(releases(tokens=38), {"1990s": 0}), 1.0),
-    "worse in two ways": (release_case(releases("0+1x320", tokens=16), {"1220s": 2}), 1.0),
-    "it failed until it got its share": (release_case(releases("0+1x60 60+0x260"), {"1180s": 0, "1990s": 0}), 1.0),
-    "it failed, and does no more": (
-        release_case(releases("0+2x125 250+0x190"), {"1190s": 0, "1240s": 1, "2450s": 0}),
-        1.0,
-    ),
-    "no candidate": (
-        release_case({name: values for name, values in releases().items() if "candidate" not in name}, {"1990s": 0}),
-        1.0,
-    ),
-    "a busy card whose tensor cores idle": (
-        Case("TensorCoresIdle", card(tensor=0.4), {"599s": 0, "601s": 1}),
-        1.0,
-    ),
-    "tensor cores that work": (Case("TensorCoresIdle", card(tensor=0.6), {"890s": 0}), 1.0),
-    "decoding is bound by memory": (Case("TensorCoresIdle", card(tensor=0.1, dram=0.7), {"890s": 0}), 1.0),
-    "a card with nothing to do": (Case("TensorCoresIdle", card(busy=5, tensor=0.0, dram=0.0), {"890s": 0}), 1.0),
-    "copies over the link": (Case("HostCopiesHigh", card(copied=15e9), {"599s": 0, "601s": 1}), 1.0),
-    "a few copies": (Case("HostCopiesHigh", card(copied=14e9), {"890s": 0}), 1.0),
-    "work that nobody does": (Case("GpuStalled", card(engine=0.95, sm=0.65), {"599s": 0, "601s": 1}), 1.0),
-    "work that is done": (Case("GpuStalled", card(engine=0.95, sm=0.75), {"890s": 0}), 1.0),
+    "a busy card whose tensor cores idle": Case("TensorCoresIdle", card(tensor=0.4), {"599s": 0, "601s": 1}),
+    "tensor cores that work": Case("TensorCoresIdle", card(tensor=0.6), {"890s": 0}),
+    "decoding is bound by memory": Case("TensorCoresIdle", card(tensor=0.1, dram=0.7), {"890s": 0}),
+    "a card with nothing to do": Case("TensorCoresIdle", card(busy=5, tensor=0.0, dram=0.0), {"890s": 0}),
+    "copies over the link": Case("HostCopiesHigh", card(copied=15e9), {"599s": 0, "601s": 1}),
+    "a few copies": Case("HostCopiesHigh", card(copied=14e9), {"890s": 0}),
+    "work that nobody does": Case("GpuStalled", card(engine=0.95, sm=0.65), {"599s": 0, "601s": 1}),
+    "work that is done": Case("GpuStalled", card(engine=0.95, sm=0.75), {"890s": 0}),
     # As in a short run: seconds.
-    "a replica killed in a short run": (
-        Case("ReplicaDown", healthy("2x9 1x4 2x60"), {"10s": 0, "11s": 1, "15s": 0}),
-        0.033,
+    "a replica killed in a short run": Case(
+        "ReplicaDown", healthy("2x9 1x4 2x60"), {"10s": 0, "11s": 1, "15s": 0}, scale=0.033
     ),
-    "memory in a short run": (
-        Case("GpuMemoryHigh", memory("40x9 14x20 40x60", "60x9 86x20 60x60"), {"13s": 0, "14s": 1, "32s": 0}),
-        0.033,
+    "memory in a short run": Case(
+        "GpuMemoryHigh", memory("40x9 14x20 40x60", "60x9 86x20 60x60"), {"13s": 0, "14s": 1, "32s": 0}, scale=0.033
     ),
 }
 
 
+@pytest.mark.e2e  # promtool
 @pytest.mark.parametrize("name", CASES)
 def test_rule(name: str, tmp_path: Path) -> None:
     """The alert fires as long after its condition as its `for` says, and only then; it clears with the condition."""
-    case, scale = CASES[name]
-    case.play(tmp_path, scale)
+    CASES[name].play(tmp_path)
 
 
 def test_every_alert_is_played() -> None:
     """No alert is without a case in which it fires, and one in which it does not."""
-    firing = {case.alert for case, _ in CASES.values() if any(case.firing.values())}
-    silent = {case.alert for case, _ in CASES.values() if not any(case.firing.values())}
+    firing = {case.alert for case in CASES.values() if any(case.firing.values())}
+    silent = {case.alert for case in CASES.values() if not any(case.firing.values())}
     assert firing == silent == set(IN_CLUSTER)
 
 
+@pytest.mark.e2e
 def test_promtool_accepts_them(tmp_path: Path) -> None:
     """The files are good at any scale."""
     for scale in (1.0, 0.033, 1e-6):
