@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from reference_stack.local import processes
+from tests.support.stack import stack, write_target
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -22,15 +22,6 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / ".cache" / "tiny"
 PORT = 21120
-
-
-def stack(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The stack's command line, run in a directory."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "reference_stack.local", *words]
-    return subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
 
 
 def left(directory: Path) -> list[psutil.Process]:
@@ -59,26 +50,9 @@ def home(tmp_path: Path) -> Iterator[Path]:
     if not TINY.exists():
         builder = [sys.executable, "-m", "reference_stack.engine.tiny", "--out", str(TINY)]
         subprocess.run([*builder, "--text", "harness/traffic/words.txt"], cwd=ROOT, check=True)
-    write_target(tmp_path)
+    write_target(tmp_path, PORT)
     yield tmp_path
     stack(tmp_path, "down")
-
-
-def write_target(directory: Path, **changes: object) -> Path:
-    target = {
-        "kind": "local",
-        "engine": "sim",
-        "url": f"http://127.0.0.1:{PORT}",
-        "engines": [f"http://127.0.0.1:{PORT + 1}", f"http://127.0.0.1:{PORT + 2}"],
-        "model": "tiny",
-        "tokenizer": str(TINY),
-        "profile": "h100-8b",
-        "gpu": "simulated",
-        "prompt_limit": 16384,
-    }
-    file = directory / "target.yaml"
-    file.write_text(yaml.safe_dump(target | changes))
-    return file
 
 
 def test_life(home: Path) -> None:
@@ -90,7 +64,7 @@ def test_life(home: Path) -> None:
     again = stack(home, "up", "--target", "target.yaml")
     assert (again.returncode, "already up" in again.stdout) == (0, True)
 
-    write_target(home, prompt_limit=8192)
+    write_target(home, PORT, prompt_limit=8192)
     another = stack(home, "up", "--target", "target.yaml")
     assert (another.returncode, "another target is up" in another.stderr) == (2, True)
 
@@ -141,7 +115,7 @@ def test_port_in_use(home: Path) -> None:
 
 def test_program_that_cannot_start(home: Path) -> None:
     """A program that fails is named with its last words, and nothing else is left running."""
-    write_target(home, profile="no-such-card")
+    write_target(home, PORT, profile="no-such-card")
     failed = stack(home, "up", "--target", "target.yaml")
     assert failed.returncode == 2
     assert "no-such-card" in failed.stderr
@@ -157,7 +131,7 @@ def test_usage_errors(home: Path) -> None:
         "run make vllm": {"engine": "vllm"},
     }
     for words, change in cases.items():
-        write_target(home, **change)
+        write_target(home, PORT, **change)
         refused = stack(home, "up", "--target", "target.yaml")
         assert refused.returncode == 2
         assert words in refused.stderr

@@ -1,9 +1,6 @@
 """Faults between gateway and engines, on a real local stack with the simulated engine."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +8,6 @@ from statistics import median
 
 import psutil
 import pytest
-import yaml
 
 from harness.chaos.fault import Refused, Unproven
 from harness.chaos.faults import network
@@ -22,11 +18,11 @@ from harness.targets import base, envoy
 from harness.targets.base import Target
 from harness.targets.local import admin_url
 from tests.chaos.faults.steps import broken, mended
+from tests.support.stack import stack, write_target
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).parents[3]
 PORT = 21180
 
 
@@ -34,28 +30,11 @@ PORT = 21180
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A local stack on ports of its own."""
     home = tmp_path_factory.mktemp("stack")
-    target = {
-        "kind": "local",
-        "engine": "sim",
-        "url": f"http://127.0.0.1:{PORT}",
-        "engines": [f"http://127.0.0.1:{PORT + 1}", f"http://127.0.0.1:{PORT + 2}"],
-        "model": "tiny",
-        "tokenizer": str(ROOT / ".cache/tiny"),
-        "profile": "h100-8b",
-        "gpu": "simulated",
-        "prompt_limit": 16384,
-    }
-    (home / "target.yaml").write_text(yaml.safe_dump(target))
+    write_target(home, PORT)
     up = stack(home, "up", "--target", "target.yaml")
     assert up.returncode == 0, up.stdout + up.stderr
     yield home
     stack(home, "down")
-
-
-def stack(home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "reference_stack.local", *words]
-    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.fixture
