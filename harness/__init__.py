@@ -12,6 +12,7 @@ The rooms, upper ones may import lower ones only:
 
     cli         the door: plan, run, judge, report, verify, import, record, heal, stack, doctor
     record      a run with tcpdump beside it -> a recording
+    capacity    what a GPU serves -> how many, and what they cost
     run         the conductor: children, start barrier, stop
     evidence    a run directory: laid out, judged, verified
     drivers     play a plan, write observations          report   tell a verdict (text, Markdown, JUnit)

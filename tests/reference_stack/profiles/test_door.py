@@ -14,7 +14,6 @@ from harness.targets import local
 from reference_stack.profiles import __main__ as door
 from reference_stack.profiles import arguments, profile
 
-
 Ask = Callable[..., tuple[int, str]]
 
 
