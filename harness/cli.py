@@ -19,9 +19,6 @@ from harness import evidence, record, run, scenario
 from harness.capacity import measured
 from harness.capacity import order as orders
 from harness.capacity import plan as sizing
-from harness.capacity import measured
-from harness.capacity import order as orders
-from harness.capacity import plan as sizing
 from harness.chaos import undo
 from harness.model import EXIT_CODE, EXIT_INTERRUPTED, EXIT_UNSAFE, EXIT_USAGE, Judgement, UsageError, Verdict
 from harness.report import github, markdown, text
@@ -39,8 +36,6 @@ stack = typer.Typer(
     no_args_is_help=True, help="The local stack: engines, gateway, exporter, Prometheus when installed."
 )
 app.add_typer(stack, name="stack")
-capacity = typer.Typer(no_args_is_help=True, help="How many GPUs, and what they cost.")
-app.add_typer(capacity, name="capacity")
 capacity = typer.Typer(no_args_is_help=True, help="How many GPUs, and what they cost.")
 app.add_typer(capacity, name="capacity")
 
@@ -273,45 +268,6 @@ def doctor() -> None:
     )
     for there, what, otherwise in checks:
         print(f"{'yes' if there else 'no ':3}  {what}" + ("" if there else f": {otherwise}"))
-
-
-@capacity.command("plan")
-def capacity_plan(
-    file: Annotated[Path | None, typer.Argument(help="A capacity file; flags take the place of its keys.")] = None,
-    run_dir: Annotated[Path | None, typer.Option("--run", help="Measured: a run that passed.")] = None,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Of that run, if its target does not list them.")] = None,
-    rate_per_gpu: Annotated[str | None, typer.Option(help="Assumed: what a GPU serves, such as 42/s.")] = None,
-    users: Annotated[int | None, typer.Option(help="Users of a day.")] = None,
-    requests_per_user: Annotated[float | None, typer.Option(help="Requests of one in a day.")] = None,
-    peak: Annotated[str | None, typer.Option(help="The busiest time against the mean, such as 5x.")] = None,
-    redundancy: Annotated[str | None, typer.Option(help="More GPUs than the peak asks for, such as 30%.")] = None,
-    price: Annotated[str | None, typer.Option(help="Of a GPU, such as 0.95/h.")] = None,
-    gpus_per_replica: Annotated[int | None, typer.Option(help="GPUs that share a model.")] = None,
-    what_if: Annotated[
-        list[str] | None, typer.Option(help="In turn: quantise=78/s, merge=70%, route=95%@160/s.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-) -> None:
-    """Users to requests to GPUs to money, from what a GPU was measured, or is assumed, to serve."""
-    flags = {
-        "run": run_dir and str(run_dir),
-        "replicas": replicas,
-        "rate_per_gpu": rate_per_gpu,
-        "users": users,
-        "requests_per_user": requests_per_user,
-        "peak": peak,
-        "redundancy": redundancy,
-        "price": price,
-        "gpus_per_replica": gpus_per_replica,
-    }
-    wanted = orders.read(file, flags, what_if or [])
-    rate = measured.rate(wanted)
-    found = sizing.steps(wanted, rate.per_gpu_per_s)
-    if as_json:
-        told = {"rate": rate.as_json(), "plans": sizing.as_json(found)}
-        print(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
-    else:
-        print(rate.told(), "", *sizing.table(found), sep="\n")
 
 
 @capacity.command("plan")
