@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from reference_stack.engine.vllm_replica import PYTHON
+from reference_stack.profiles import profile
 from tests.support.serving import free_port
 from tests.support.waiting import until
 
@@ -150,6 +151,11 @@ def test_a_replica_comes_from_the_zygote(replica: Replica) -> None:
     """The zygote's replica needs no plain start, and its group holds its server and its engine's core."""
     assert replica.says("serving, forked by the zygote")
     assert replica.server().pid in {process.pid for process in replica.alive()}
+
+
+def test_its_cache_is_what_the_profile_calculates(replica: Replica) -> None:
+    """vLLM makes as many tokens of its memory as the arithmetic of the profile does (ENG-2)."""
+    assert replica.says(f"KV cache size: {profile.load('cpu').kv_tokens:,} tokens")
 
 
 def test_it_answers_as_long_as_it_is_asked(replica: Replica) -> None:
