@@ -23,13 +23,14 @@ _PRICE = re.compile(r"(\d+(?:\.\d+)?) ?/h")
 def price(text: Any) -> float:
     """`0.95/h` -> 0.95 an hour."""
     match = _PRICE.fullmatch(text) if isinstance(text, str) else None
-    if match is None:
+    if match is None or not float(match[1]):
         raise ValueError(f"{text!r} is not a price such as 0.95/h")
     return float(match[1])
 
 
 Price = Annotated[float, BeforeValidator(price)]
 Served = Annotated[Rate, Field(gt=0)]
+Peak = Annotated[Multiple, Field(ge=1)]
 
 
 @spec
@@ -98,7 +99,7 @@ class Order:
     rate_per_gpu_per_s: Served | None = None
     run: Path | None = None
     replicas: Count | None = None
-    peak: Multiple = 1.0
+    peak: Peak = 1.0
     redundancy: Share = 0.0
     gpus_per_replica: Count = 1
     gateways: Gateways | None = None
@@ -117,7 +118,8 @@ def read(path: Path | None, flags: Mapping[str, Any], what_if: Sequence[str]) ->
         raise UsageError("a capacity file is keys with values", f"{path}:1")
     given = {key: value for key, value in flags.items() if value is not None}
     if what_if:
-        given["what_if"] = [*found.value.get("what_if", []), *map(_what_if, what_if)]
+        before = found.value.get("what_if", [])
+        given["what_if"] = [*(before if isinstance(before, list) else [before]), *map(_what_if, what_if)]
     lines = {(key,): 1 for key in given} | dict(found.lines)
     try:
         order = Document(found.path, found.value | given, lines).parse(Order)

@@ -56,6 +56,8 @@ def test_flags_alone_will_do() -> None:
         (FILE.replace("42/s", "42"), r"capacity\.yaml:3: `rate_per_gpu`: 42 is not a rate"),
         (FILE.replace("42/s", "0/s"), r"capacity\.yaml:3: `rate_per_gpu`"),
         (FILE.replace("0.95/h", "0.95"), r"capacity\.yaml:5: `price`: 0.95 is not a price such as 0.95/h"),
+        (FILE.replace("0.95/h", "0/h"), r"capacity\.yaml:5: `price`: '0/h' is not a price"),
+        (FILE.replace("5x", "0.5x"), r"capacity\.yaml:4: `peak`: input should be greater than or equal to 1"),
         (FILE.replace("merge", "merging"), r"capacity\.yaml:9: `what_if.1` knows no `merging`"),
         (FILE.replace("to: 70%", "to: 0%"), r"capacity\.yaml:9"),
         (FILE + "user: 3\n", r"capacity\.yaml:10: unknown key `user`; did you mean `users`\?"),
@@ -86,6 +88,13 @@ def test_mistakes_in_flags_are_told_as_such(flags: dict[str, Any], what_if: tupl
     """What is wrong on the command line is not put down to a line of a file."""
     with pytest.raises(UsageError, match=sentence):
         order.read(None, flags, what_if)
+
+
+def test_what_ifs_that_are_no_list_are_refused_beside_flags(tmp_path: Path) -> None:
+    """A file's own what-ifs are checked when the command line adds to them, too."""
+    text = FILE[: FILE.index("what_if")] + "what_if: 3\n"
+    with pytest.raises(UsageError, match="`what_if"):
+        order.read(written(tmp_path, text), {}, ["merge=70%"])
 
 
 def test_a_wrong_flag_is_not_put_down_to_the_file(tmp_path: Path) -> None:
