@@ -1,10 +1,11 @@
-"""An overlay for each profile that has a GPU: the engine's arguments, its cards, and the directory of its weights.
+"""An overlay for each profile that has a GPU: the engine's arguments, its cards and their rules, where its weights are.
 
 Everything in an overlay follows from the profile, so that what `harness profile` checks is what a cluster runs.
 """
 
 from typing import Any
 
+from reference_stack.monitoring import gpu_rules
 from reference_stack.profiles import profile
 from reference_stack.profiles.arguments import settings
 from reference_stack.profiles.profile import Profile
@@ -27,12 +28,14 @@ PRODUCTS = {
 
 
 def documents() -> dict[str, Any]:
-    """Two files for every profile with a GPU, by their paths in this folder."""
+    """The files of every profile with a GPU, by their paths in this folder."""
     found: dict[str, Any] = {}
     for chosen in map(profile.load, profile.names()):
         if chosen.card.compute_capability is not None:
             found[f"overlays/{chosen.name}/kustomization.yaml"] = kustomization(chosen)
             found[f"overlays/{chosen.name}/engine.yaml"] = patch(chosen)
+            thresholds = gpu_rules.read(chosen.card.name)
+            found[f"overlays/{chosen.name}/gpu_rules.yml"] = gpu_rules.document(thresholds)
     return found
 
 
@@ -43,7 +46,10 @@ def kustomization(chosen: Profile) -> dict[str, Any]:
         "kind": "Kustomization",
         "namespace": "llm-serving",
         "resources": ["../../base"],
-        "configMapGenerator": [{"name": "model", "literals": [f"directory={chosen.checkpoint.rpartition('/')[2]}"]}],
+        "configMapGenerator": [
+            {"name": "model", "literals": [f"directory={chosen.checkpoint.rpartition('/')[2]}"]},
+            {"name": "prometheus", "namespace": "llm-serving", "behavior": "merge", "files": ["gpu_rules.yml"]},
+        ],
         "patches": [
             {
                 "target": {"kind": "Deployment", "labelSelector": "app.kubernetes.io/component=engine"},

@@ -18,8 +18,8 @@ def documents() -> dict[str, Any]:
     return {
         **overlays.documents(),
         "base/gateway/envoy.yaml": envoy.config(),
-        "base/prometheus/prometheus.yml": prometheus.in_cluster(["rules.yml"], NAMESPACE),
-        "base/prometheus/rules.yml": rules.in_cluster(rules.GpuThresholds()),
+        "base/prometheus/prometheus.yml": prometheus.in_cluster(["rules.yml", "gpu_rules.yml"], NAMESPACE),
+        "base/prometheus/rules.yml": rules.in_cluster(),
     }
 
 

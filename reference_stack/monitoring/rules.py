@@ -2,8 +2,8 @@
 
 What decides is what users and operators see: replicas in service, the gateway's own latency, GPU memory, what the
 gateway refuses, what waits. Each alert names its runbook. It refuses to page for a moment: every alert has a `for`.
-In a cluster two groups more: a candidate release against the one that serves, and what DCGM's profiling fields say of
-the work on a card. Beside them, the series that dashboards draw, recorded under one name each.
+In a cluster there is one group more, a candidate release against the one that serves. Beside them, the series that
+dashboards draw, recorded under one name each.
 """
 
 import math
@@ -163,54 +163,6 @@ CANDIDATE = (
 )
 
 
-@dataclass(frozen=True)
-class GpuThresholds:
-    """What a card should do while it is busy; none of it is a law, so each number is yours to set.
-
-    busy_percent is the GPU_UTIL from which a card counts as busy, memory_bound the share of its memory bandwidth from
-    which idle tensor cores are no fault (decoding is bound by memory), copying the share of the link to the host that
-    transfers may take, stalled the share of the time in which work is there and no multiprocessor does any.
-    """
-
-    busy_percent: float = 80.0
-    tensor_active: float = 0.50
-    memory_bound: float = 0.50
-    copying: float = 0.45
-    link_bytes_per_s: float = 64e9  # PCIe 5.0 x16, one way; 32e9 for 4.0 (A10, A100, L4, L40S)
-    stalled: float = 0.25
-
-
-def profiling(limit: GpuThresholds) -> tuple[Alert, ...]:
-    """Alerts on DCGM's profiling fields: GPU_UTIL says that a kernel is there, these say whether it gets work done."""
-    busy = f"on (gpu, Hostname) DCGM_FI_DEV_GPU_UTIL > {limit.busy_percent:g}"
-    copied = "(DCGM_FI_PROF_PCIE_RX_BYTES + DCGM_FI_PROF_PCIE_TX_BYTES)"
-    return (
-        Alert(
-            "TensorCoresIdle",
-            f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE < {limit.tensor_active:g} and {busy} "
-            f"unless on (gpu, Hostname) DCGM_FI_PROF_DRAM_ACTIVE > {limit.memory_bound:g}",
-            for_s=600,
-            severity="info",
-            summary="GPU {{ $labels.gpu }} is busy, and neither its tensor cores ({{ $value | humanizePercentage }}) "
-            "nor its memory are",
-        ),
-        Alert(
-            "HostCopiesHigh",
-            f"{copied} / {limit.link_bytes_per_s:g} > {limit.copying:g}",
-            for_s=600,
-            severity="info",
-            summary="{{ $value | humanizePercentage }} of the link to GPU {{ $labels.gpu }} is taken by copies",
-        ),
-        Alert(
-            "GpuStalled",
-            f"DCGM_FI_PROF_GR_ENGINE_ACTIVE - DCGM_FI_PROF_SM_ACTIVE > {limit.stalled:g} and {busy}",
-            for_s=600,
-            severity="info",
-            summary="GPU {{ $labels.gpu }} has work, and {{ $value | humanizePercentage }} of the time does none of it",
-        ),
-    )
-
-
 # What dashboards draw: level:metric:operation, as Prometheus's own practice has it.
 RECORDED = {
     "gateway:latency_seconds:p95": "histogram_quantile(0.95, sum by (le) "
@@ -227,16 +179,16 @@ RECORDED = {
 
 def document(scale: float = 1.0) -> dict[str, Any]:
     """The rule file. `scale` multiplies every time in it: 1 in production, less where minutes must be seconds."""
-    return {"groups": [_group("serving", ALERTS, scale), _recorded(scale)]}
+    return {"groups": [group("serving", ALERTS, scale), _recorded(scale)]}
 
 
-def in_cluster(limit: GpuThresholds) -> dict[str, Any]:
-    """The rule file of a cluster: the same, and what only a cluster with real cards has."""
-    more = [_group("release", CANDIDATE, 1.0), _group("gpu_profiling", profiling(limit), 1.0)]
-    return {"groups": [*document()["groups"], *more]}
+def in_cluster() -> dict[str, Any]:
+    """The rule file of a cluster: the same, and a candidate release."""
+    return {"groups": [*document()["groups"], group("release", CANDIDATE, 1.0)]}
 
 
-def _group(name: str, alerts: tuple[Alert, ...], scale: float) -> dict[str, Any]:
+def group(name: str, alerts: tuple[Alert, ...], scale: float) -> dict[str, Any]:
+    """Alerts that are evaluated together."""
     return {"name": name, "rules": [alert.rule(scale) for alert in alerts]}
 
 

@@ -365,3 +365,33 @@ def test_commands() -> None:
                 assert not flag.startswith("--") or re.search(rf"{flag}\b", done.stdout), (command, flag)
             checked.add(command[2].rpartition(".")[2])
     assert checked == {"canary_service", "guard", "orchestrator", "promotion"}
+
+
+@pytest.mark.parametrize("overlay", ["a10", "h100"])
+def test_prometheus_takes_its_files(overlay: str, tmp_path: Path) -> None:
+    """Prometheus would start with what is mounted, its rules included; pods are found by a part that this build may
+    lack, and stand in as addresses (MON-1, MON-4)."""
+    assert shutil.which("promtool"), "promtool is missing: it comes with the Debian package prometheus"
+    (mounted,) = [
+        one["data"]
+        for one in rendered(overlay)
+        if one["kind"] == "ConfigMap" and one["metadata"]["name"].startswith("prometheus-")
+    ]
+    for name, text in mounted.items():
+        (tmp_path / name).write_text(text)
+    config = yaml.safe_load(mounted["prometheus.yml"])
+    for job in config["scrape_configs"]:
+        assert job.pop("kubernetes_sd_configs")
+        job["static_configs"] = [{"targets": ["127.0.0.1:1"]}]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    done = subprocess.run(
+        ["promtool", "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and "2 rule files found" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_orchestrator_takes_its_file() -> None:
+    """Its configuration is one by its own reader, but for the files that only a pod has."""
+    from reference_stack.orchestrator.config import Config, document
+
+    document(HERE / "base/orchestrator/orchestrator.yaml", Config)

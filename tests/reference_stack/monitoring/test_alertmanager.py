@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reference_stack.monitoring.rules import ALERTS, CANDIDATE, Alert, GpuThresholds, profiling
+from reference_stack.monitoring import gpu_rules
+from reference_stack.monitoring.rules import ALERTS, CANDIDATE, Alert
 
 pytestmark = pytest.mark.e2e  # amtool
 
@@ -26,7 +27,10 @@ def test_it_is_one() -> None:
     assert "SUCCESS" in amtool("check-config", str(EXAMPLE))
 
 
-@pytest.mark.parametrize("alert", [*ALERTS, *CANDIDATE, *profiling(GpuThresholds())], ids=lambda alert: alert.name)
+ALL = (*ALERTS, *CANDIDATE, *gpu_rules.alerts(gpu_rules.read("NVIDIA A10")))
+
+
+@pytest.mark.parametrize("alert", ALL, ids=lambda alert: alert.name)
 def test_routes(alert: Alert) -> None:
     """What is critical pages somebody, a warning is a ticket, and the rest is for those who look."""
     told = amtool(
