@@ -36,6 +36,7 @@ PODS = "app.kubernetes.io/component=engine,harness/release=candidate"
 WORSE, USAGE, UNKNOWN, TOO_FEW = 1, 2, 3, 4
 READY_LIMIT_S = 1800.0  # weights from a cold volume
 ROLLOUT_LIMIT_S = 3600.0
+SETTLED_S = 150.0  # for kubelet to bring a ConfigMap to every gateway: its period and its cache, a minute each
 POLL_S = 15.0
 LEAST_REQUESTS = 598  # clean ones, for 99.5 % at 95 % confidence
 FIRING = 'ALERTS{alertname="CandidateWorse",alertstate="firing"}'
@@ -81,10 +82,14 @@ class Promotion:
             self._wait_for(CANDIDATE, READY_LIMIT_S)
             if code := self.rehearse(self.api.pods(PODS)):
                 raise Refused(code, f"the rehearsal ended with exit code {code} of harness judge")
-            self._expose()
-            self._promote()
+            try:
+                self._expose()
+                self._promote()
+            finally:
+                self._share(0)
+                self.sleep(SETTLED_S)  # until then users are still sent to it, so it has to be there
         finally:
-            self._withdraw()
+            self.api.patch_deployment(CANDIDATE, {"spec": {"replicas": 0}})
 
     def _expose(self) -> None:
         """A share of the users, watched."""
@@ -112,10 +117,6 @@ class Promotion:
             if self.clock() > end_s:
                 raise Refused(WORSE, f"deployment {name} was not available after {limit_s:.0f} s")
             self.sleep(POLL_S)
-
-    def _withdraw(self) -> None:
-        self._share(0)
-        self.api.patch_deployment(CANDIDATE, {"spec": {"replicas": 0}})
 
     def _share(self, percent: int) -> None:
         shares = {"routing.engines": str(100 - percent), "routing.candidate": str(percent)}

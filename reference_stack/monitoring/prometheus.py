@@ -49,7 +49,7 @@ def in_cluster(rule_files: Sequence[str], namespace: str) -> dict[str, Any]:
             _pods("guard", "/guard/metrics", "stats", namespace, component="gateway"),
             _pods("orchestrator", "/metrics", "http", namespace),
             _pods("qdrant", "/metrics", "http", namespace),
-            _gpus(),
+            _gpus(namespace),
         ],
     }
 
@@ -71,8 +71,11 @@ def _pods(job: str, path: str, port: str, namespace: str, component: str | None 
     }
 
 
-def _gpus() -> dict[str, Any]:
-    """The DCGM exporter's own labels stand: `pod` is the one that uses the GPU, not the exporter."""
+def _gpus(namespace: str) -> dict[str, Any]:
+    """The GPUs that serve: those of other namespaces are others' to watch.
+
+    The DCGM exporter's own labels stand: `pod` and `namespace` are of who uses the GPU, not of the exporter.
+    """
     return {
         "job_name": "gpu",
         "honor_labels": True,
@@ -81,6 +84,7 @@ def _gpus() -> dict[str, Any]:
             _keep("pod_label_app", "nvidia-dcgm-exporter"),
             _keep("pod_container_port_number", str(DCGM_PORT)),
         ],
+        "metric_relabel_configs": [{"action": "keep", "source_labels": ["namespace"], "regex": namespace}],
     }
 
 

@@ -17,13 +17,27 @@ Document = dict[str, Any]
 POD = {"metadata": {"name": "engine-candidate-1"}, "status": {"podIP": "10.0.0.9"}}
 
 
+class Time:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sleep(self, span_s: float) -> None:
+        self.now_s += span_s
+
+
 class FakeCluster:
     """Two Deployments that become available as soon as they are asked to, and the weights; `done` is what was asked."""
 
     def __init__(self, available: bool = True) -> None:
         self.available = available
+        self.time = Time()
         self.done: list[str] = []
-        self.weights = {"routing.engines": "100", "routing.candidate": "0"}
+        self.moved = [(float("-inf"), {"routing.engines": "100", "routing.candidate": "0"})]
         self.deployments = {STABLE: deployment(2, "old"), CANDIDATE: deployment(0, "new")}
 
     def deployment(self, name: str) -> Document:
@@ -34,6 +48,7 @@ class FakeCluster:
         one["metadata"]["generation"] += 1
         if "replicas" in spec:
             self.done.append(f"{name} x{spec['replicas']}")
+            assert self.reached()["routing.candidate"] == "0", "users are sent to what is going away"
             one["spec"]["replicas"] = spec["replicas"]
         if "template" in spec:
             (container,) = spec["template"]["spec"]["containers"]
@@ -44,8 +59,12 @@ class FakeCluster:
 
     def patch_config(self, name: str, data: dict[str, str]) -> None:
         assert name == "weights"
-        self.weights |= data
+        self.moved.append((self.time.now_s, dict(data)))
         self.done.append(f"candidate {data['routing.candidate']} %")
+
+    def reached(self) -> dict[str, str]:
+        """The weights as gateways have them: two minutes late."""
+        return next(weights for at_s, weights in reversed(self.moved) if at_s <= self.time.now_s - 120)
 
     def pods(self, selector: str) -> list[Document]:
         assert selector == "app.kubernetes.io/component=engine,harness/release=candidate"
@@ -67,23 +86,10 @@ def deployment(replicas: int, image: str) -> Document:
     return {**one, "status": status(one)}
 
 
-class Time:
-    """A clock that only sleeping moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def sleep(self, span_s: float) -> None:
-        self.now_s += span_s
-
-
 def promote(
     cluster: FakeCluster, ask: Callable[[str, float], float | None], rehearsal: Callable[[list[Document]], int]
 ) -> None:
-    time = Time()
+    time = cluster.time
     Promotion(
         cluster, lambda query: ask(query, time.now_s), rehearsal, 1, 7200, clock=time.clock, sleep=time.sleep
     ).run()
@@ -94,7 +100,8 @@ def quiet(query: str, _: float) -> float | None:
     return None if query == FIRING else 2000.0
 
 
-WITHDRAWN = ["candidate 0 %", f"{CANDIDATE} x0"]
+GONE = f"{CANDIDATE} x0"
+WITHDRAWN = ["candidate 0 %", GONE]
 
 
 def test_promoted() -> None:
@@ -118,7 +125,7 @@ def test_a_rehearsal_that_does_not_pass(code: int) -> None:
     with pytest.raises(Refused, match=str(code)) as refused:
         promote(cluster, quiet, lambda _: code)
     assert refused.value.code == code
-    assert cluster.done == [f"{CANDIDATE} x1", *WITHDRAWN]
+    assert cluster.done == [f"{CANDIDATE} x1", GONE]
 
 
 def test_worse_for_users() -> None:
@@ -142,7 +149,7 @@ def test_too_few_users(served: float | None) -> None:
     with pytest.raises(Refused, match="too little") as refused:
         promote(cluster, lambda query, _: None if query == FIRING else served, lambda _: 0)
     assert refused.value.code == promotion.TOO_FEW and cluster.done[-2:] == WITHDRAWN
-    assert cluster.weights == {"routing.engines": "100", "routing.candidate": "0"}
+    assert cluster.reached() == {"routing.engines": "100", "routing.candidate": "0"}
 
 
 def test_a_candidate_that_does_not_start() -> None:
@@ -150,7 +157,7 @@ def test_a_candidate_that_does_not_start() -> None:
     cluster = FakeCluster(available=False)
     with pytest.raises(Refused, match="engine-candidate was not available"):
         promote(cluster, quiet, lambda _: 0)
-    assert cluster.done == [f"{CANDIDATE} x1", *WITHDRAWN]
+    assert cluster.done == [f"{CANDIDATE} x1", GONE]
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), SystemExit(143), KeyboardInterrupt()])
