@@ -47,13 +47,12 @@ Words:
     capture           packets, as tcpdump wrote them; flows are what each side said, messages are HTTP
     recording         captured requests as a file: scrubbed, with their moments, answers and an account of losses
     replay            a recording played again; a group is a captured connection or session
-    fault             one way to break a stack: aims, injects, proves it, undoes, proves that
+    fault             one way to break the stack: aims, injects, proves it, undoes, proves that; believed by its proofs only
     guard             a process that undoes a fault when whoever injected it is gone
     heal              take back what is left over
     target            the stack under test
     window            a named span of the timeline; a request belongs to the window it was due in
     gate              a promise that a scenario makes, with its limit
-    fault             one way to break the stack; believed only with evidence that it was applied, and that it is over
     recovery          from the fault's proof to when users are well served again for good, by their own requests
     finding           what one gate saw
     verdict           PASS, FAIL, INCONCLUSIVE or INVALID, over all findings

@@ -7,12 +7,12 @@ verdict is kept as a journal and judges nothing: it calls an experiment whose fa
 
 import importlib
 import json
+import math
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ from harness.log import Log, read_run_json
 from harness.model import Event, UsageError
 from harness.targets import base, url
 from harness.targets.base import Target
+from harness.units import Period
 
 TTL_S = 300.0  # after which a guard takes a fault back though nobody asked: no experiment holds as long
 BARRIER_POLL_S = 0.02
@@ -129,6 +130,7 @@ def made(fault: str, arguments: Mapping[str, Any], ttl: str = f"{TTL_S:g}s", for
     if force and "leave" in chosen:
         given["leave"] = 0
     try:
+        TypeAdapter(Period).validate_python(ttl)
         return TypeAdapter(FAULTS[fault]).validate_python(given)
     except ValidationError as error:
         first = error.errors()[0]
@@ -145,10 +147,43 @@ def _target(configuration: Mapping[str, Any] | None) -> Target:
 
 def faults(written: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The arguments of each `inject` of an experiment, in turn."""
-    for activity in written.get("method", []):
-        provider = activity.get("provider", {})
-        if (provider.get("module"), provider.get("func")) == (__name__, "inject"):
-            yield dict(provider.get("arguments", {}))
+    yield from (given for given, _ in _injected(written))
+
+
+def _injected(written: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], float]]:
+    """The arguments of each `inject`, and for how long `hold` then leaves it in force, as far as that is written."""
+    method = written.get("method", [])
+    for number, activity in enumerate(method):
+        if (given := _asked(activity, "inject")) is not None:
+            yield given, held_s(method[number:])
+
+
+def held_s(activities: Sequence[Mapping[str, Any]]) -> float:
+    """For how long they leave in force what was broken before, at least: what the environment fills in is not known.
+
+    Raises ValueError for what is no time.
+    """
+    holds = [given.get("lasts") for each in activities if (given := _asked(each, "hold")) is not None]
+    return sum(units.duration(lasts) for lasts in holds if "${" not in str(lasts))
+
+
+def _asked(activity: Mapping[str, Any], func: str) -> dict[str, Any] | None:
+    """What an activity asks one of our functions for; None when it calls another."""
+    provider = activity.get("provider", {})
+    mine = (provider.get("module"), provider.get("func")) == (__name__, func)
+    return dict(provider.get("arguments", {})) if mine else None
+
+
+def _ends_early(name: str, fault: Any, ttl: str, for_s: float) -> str:
+    """Why a fault would not be in force for as long as it is held; "" when it would."""
+    itself_s, guarded_s = getattr(fault, "for_s", math.inf), units.duration(ttl)
+    if for_s > itself_s:
+        return f"{name} ends by itself after {itself_s:g} s and is to be held for {for_s:g} s: make `for` longer"
+    if for_s >= guarded_s:
+        return (
+            f"the guard of {name} ends it after {guarded_s:g} s of the {for_s:g} s that it is held: make `ttl` longer"
+        )
+    return ""
 
 
 def _not_ended_at_once(written: Mapping[str, Any]) -> str:
@@ -166,19 +201,11 @@ def aims(path: Path, target: Target, force: bool = False) -> Iterator[tuple[str,
     Raises UsageError for a document that is no experiment, and for a fault that is wrong or would be refused; Absent
     when it is about something that the target does not have.
     """
-    from chaoslib.exceptions import InvalidExperiment  # half a second, and only where something is to be broken
-    from chaoslib.experiment import ensure_experiment_is_valid
-
-    written = document.read(path).value
-    try:
-        ensure_experiment_is_valid(written)
-    except InvalidExperiment as error:
-        raise UsageError(f"this is no experiment: {error}", str(path)) from None
-    if longer := _not_ended_at_once(written):
-        raise UsageError(f"{longer}, which nobody can end at once: let it `hold` instead", str(path))
-    for given in faults(written):
+    for given, for_s in _injected(_read(path)):
         name, ttl = str(given.pop("fault", "")), str(given.pop("ttl", f"{TTL_S:g}s"))
         fault = made(name, given, ttl, force)
+        if early := _ends_early(name, fault, ttl, for_s):
+            raise UsageError(early, str(path))
         try:
             yield name, Injection(name, fault, target, None, ttl_s=0.0, run_dir=None, dry_run=True).begin()
         except Absent:
@@ -186,6 +213,22 @@ def aims(path: Path, target: Target, force: bool = False) -> Iterator[tuple[str,
         except Refused as refusal:
             forced = "; --force goes on" if getattr(fault, "leave", 0) else ""
             raise UsageError(f"{name} is refused: {refusal}{forced}", str(path)) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """An experiment that a run can play. Raises UsageError."""
+    from chaoslib.exceptions import InvalidExperiment  # half a second, and only where something is to be broken
+    from chaoslib.experiment import ensure_experiment_is_valid
+
+    written: dict[str, Any] = document.read(path).value
+    try:
+        ensure_experiment_is_valid(written)
+        held_s(written["method"])
+    except (InvalidExperiment, ValueError) as error:
+        raise UsageError(f"this is no experiment: {error}", str(path)) from None
+    if longer := _not_ended_at_once(written):
+        raise UsageError(f"{longer}, which nobody can end at once: let it `hold` instead", str(path))
+    return written
 
 
 # A run's child ----------------------------------------------------------------------------------------------------
@@ -243,7 +286,3 @@ def _met(journal: Mapping[str, Any]) -> bool:
     """Whether all was well before the experiment; Chaos Toolkit breaks nothing where it was not."""
     before = (journal.get("steady_states") or {}).get("before")
     return not before or bool(before["steady_state_met"])
-
-
-if __name__ == "__main__":
-    sys.exit(play(Path(sys.argv[1])))

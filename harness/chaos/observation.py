@@ -5,11 +5,11 @@ shows it, so it is refused before anything is sent. Time that a fault takes to c
 not counted.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness import document, units
+from harness import document
 from harness.chaos import experiment
 from harness.judge.counts import seconds
 from harness.judge.resilience import OfFaults
@@ -23,8 +23,9 @@ def refuse_too_short(scenario: Scenario, end_s: float) -> None:
         if not isinstance(gate.spec, OfFaults):
             continue
         for planned in scenario.chaos:
-            needs_s = gate.spec.needs_s(held_s(planned.experiment))
-            if concerns(gate.spec, planned.experiment) and planned.at_s + needs_s > end_s:
+            written = document.read(planned.experiment).value
+            needs_s = gate.spec.needs_s(_held_s(planned.experiment, written))
+            if concerns(gate.spec, written) and planned.at_s + needs_s > end_s:
                 raise UsageError(
                     f"{gate.id} needs {seconds(needs_s)} of traffic from the beginning of {planned.experiment} on, and "
                     f"has {seconds(max(0.0, end_s - planned.at_s))}: let it begin earlier, or the traffic last longer",
@@ -32,23 +33,13 @@ def refuse_too_short(scenario: Scenario, end_s: float) -> None:
                 )
 
 
-def concerns(spec: OfFaults, path: Path) -> bool:
+def concerns(spec: OfFaults, written: Mapping[str, Any]) -> bool:
     """Whether a gate is about a fault of this experiment."""
-    return any(spec.fault in ("", given.get("fault")) for given in experiment.faults(document.read(path).value))
+    return any(spec.fault in ("", given.get("fault")) for given in experiment.faults(written))
 
 
-def held_s(path: Path) -> float:
-    """For how long an experiment leaves its faults in force, at least. Raises UsageError for what is no time."""
+def _held_s(path: Path, written: Mapping[str, Any]) -> float:
     try:
-        return sum(_holds_s(document.read(path).value))
+        return experiment.held_s(written.get("method", ()))
     except ValueError as error:
         raise UsageError(f"hold: {error}", str(path)) from None
-
-
-def _holds_s(written: Mapping[str, Any]) -> Iterator[float]:
-    for activity in written.get("method", []):
-        provider = activity.get("provider", {})
-        if (provider.get("module"), provider.get("func")) == (experiment.__name__, "hold"):
-            lasts = provider.get("arguments", {}).get("lasts", "")
-            if "${" not in str(lasts):  # what the environment fills in is not known here
-                yield units.duration(lasts)

@@ -38,6 +38,27 @@ def test_what_nobody_can_end_at_once_is_refused(more: str, tmp_path: Path) -> No
         next(experiment.aims(path, target))
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "why"),
+    [
+        (
+            "pressure/cpu",
+            "lasts: 20s",
+            "lasts: 61s",
+            "cpu_pressure ends by itself after 60 s and is to be held for 61 s",
+        ),
+        ("gpu/leak", "share: 2%", "share: 2%, ttl: 30s", "the guard of gpu_leak ends it after 30 s of the 30 s"),
+    ],
+)
+def test_a_fault_that_ends_too_early_is_refused(name: str, old: str, new: str, why: str, tmp_path: Path) -> None:
+    """A run would believe it in force when it is over."""
+    path, text = tmp_path / "experiment.yaml", (ROOT / f"experiments/{name}.yaml").read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(UsageError, match=why):
+        next(experiment.aims(path, base.load("reference_stack/local/target.yaml")))
+
+
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenario_is_valid(path: Path) -> None:
     """It loads, breaks something, and is short enough to be read at a glance."""
