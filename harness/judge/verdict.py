@@ -55,8 +55,13 @@ def judge(
     recovery = next((gate.spec for gate in judged if isinstance(gate.spec, Recovery)), Recovery(within_s=30.0))
     timeline = resilience.with_windows(timeline, recovery)
     windows = _windows(timeline, judged)
-    believed = belief.believe(timeline, windows, _tightest_s(timeline, judged))
     findings = tuple(gate.finding(timeline) for gate in judged)
+
+    def stands(other: Timeline) -> bool:
+        found = (gate.finding(other).verdict for gate in judged)
+        return all(verdict == finding.verdict for verdict, finding in zip(found, findings, strict=True))
+
+    believed = belief.believe(timeline, windows, _tightest_s(timeline, judged), stands)
     skipped = [{"gate": gate.id, "line": gate.line, "why": "the target has no GPU (gpu: none)"} for gate in idle]
     notes = [f"{row['gate']} is not applicable: {row['why']}" for row in skipped]
     if any("confidence" in finding.figures for finding in findings):
