@@ -125,7 +125,7 @@ def _of_status(timeline: Timeline, mask: np.ndarray) -> dict[str, Change]:
     family_was, family_now = captured.observations["status"] // 100, timeline.observations["status"] // 100
     accepted = mask & (family_was == 2)
     refused = mask & (family_was == 4) & ~np.isin(captured.observations["status"], _OF_THE_MOMENT)
-    failed = np.isin(now, [500, NONE, BROKEN]) & (now != was)
+    failed = np.isin(now, [300, 500, NONE, BROKEN]) & (now != was)
     otherwise = (family_now != 2) & (now != was) & ~np.isin(now, [UNKNOWN, ABORTED])
 
     def change(among: np.ndarray, units: str, fault: str, differs: np.ndarray) -> Change:

@@ -86,6 +86,7 @@ def test_every_request_is_in_the_matrix_once(
         ({}, {"outcome": "RATE_LIMITED", "status": 429}, "accepted_then_rejected"),
         ({}, {"outcome": "HTTP_5XX", "status": 502}, "accepted_then_failed"),
         ({}, {"outcome": "REFUSED"}, "accepted_then_failed"),
+        ({}, {"outcome": "REJECTED", "status": 302}, "accepted_then_failed"),
         ({}, {"outcome": "STALLED", "status": 200}, "accepted_then_failed"),
         ({"outcome": "REJECTED", "status": 422}, {"outcome": "REJECTED", "status": 400}, "rejected_otherwise"),
         ({"outcome": "REJECTED", "status": 422}, {"outcome": "RESET"}, "rejected_otherwise"),

@@ -68,7 +68,7 @@ def _exchange(entry: Mapping[str, Any], place: tuple[int, int]) -> Exchange:
     url, status = urlsplit(request["url"]), int(response["status"])
     target = (url.path or "/") + (f"?{url.query}" if url.query else "")
     content = response["content"]
-    lost = "not in the archive" if content.get("size", 0) > 0 and not content.get("text") else ""
+    lost = "not in the archive" if content.get("size", 0) != 0 and not content.get("text") else ""  # -1: unknown
     answer = Said(b"", began_ns, ended_ns, _fields(response["headers"]), [(ended_ns, _content(content))], lost)
     asked = _said(request, url.netloc, target, first_ns)
     turn = (place[0], place[1], _NOWHERE, None, str(request["method"]), target)

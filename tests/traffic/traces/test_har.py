@@ -82,14 +82,21 @@ def test_what_an_archive_leaves_out(tmp_path: Path) -> None:
     """A body that it does not hold is lost; an answer that it does not hold says nothing; no answer is none."""
     bare = entry()["request"] | {"postData": {"mimeType": "x"}}
     silent = entry()["response"] | {"content": {"size": 9, "mimeType": "text/event-stream"}}
+    untold = entry()["response"] | {"content": {"size": -1, "mimeType": "text/event-stream"}}
     refused = entry()["response"] | {"status": 0}
     coded = {"mimeType": "x", "text": b64encode(b"{}").decode(), "encoding": "base64"}
     posted = entry()["request"] | {"postData": coded}
-    (_, lost), (unread, _), (unanswered, _), (decoded, _) = read(
-        tmp_path, entry(request=bare), entry(response=silent), entry(response=refused), entry(request=posted)
+    (_, lost), (unread, _), (unmeasured, _), (unanswered, _), (decoded, _) = read(
+        tmp_path,
+        entry(request=bare),
+        entry(response=silent),
+        entry(response=untold),
+        entry(response=refused),
+        entry(request=posted),
     )
     assert lost == "its body is not in the archive"
     assert (unread.answer.status, unread.answer.lost) == (200, "not in the archive")
+    assert (unmeasured.answer.status, unmeasured.answer.lost) == (200, "not in the archive")
     assert unanswered.answer.status == 0
     assert decoded.raw.endswith(b"Content-Length: 2\r\n\r\n{}")
 
