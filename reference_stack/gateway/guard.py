@@ -38,6 +38,7 @@ class Guard:
         self._tokens = tokens
         self._prompt_limit = prompt_limit
         self._canaries = canaries
+        self._well: set[str] = set()  # the replicas that Envoy was last told to use
         self._rate = RateLimit(RATE_PER_S, BURST)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="decide")
         self._registry = prometheus_client.CollectorRegistry()
@@ -83,12 +84,18 @@ class Guard:
         return Answer(decision.status, decision.body(), headers=wait)
 
     async def _canary(self, replica: str) -> Answer:
+        """How a replica is. The last one in use stays in use while it is only late: to take it out would cut what it
+        serves, and nobody else could take what comes."""
         canary = self._canaries.get(replica)
         if canary is None:
             return Answer(404)
         health = await canary.health()
         self._checked.labels(replica, health.name.lower()).inc()
-        return Answer(200 if health is Health.BUSY else health.value)
+        if health in (Health.ALIVE, Health.BUSY) or (health is Health.LATE and self._well == {replica}):
+            self._well.add(replica)
+            return Answer(200)
+        self._well.discard(replica)
+        return Answer(health.value)
 
 
 def client_of(headers: Headers) -> bytes:

@@ -1,6 +1,9 @@
 """Counting with the model's own tokenizer and template."""
 
+import threading
+import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,18 @@ def test_words_are_whole_tokens(tokens: Tokens) -> None:
     assert " hello" in tokens.words
     for word in tokens.words:
         assert len(tokens.encode(word, special=False)) == 1
+
+
+def test_others_run_while_a_long_text_is_counted(tokens: Tokens) -> None:
+    """A thread that counts leaves the interpreter to the others: no pause of theirs is nearly as long as the count."""
+    counting = threading.Thread(target=tokens.encode, args=("hello world " * 200_000,))
+    moments_s = [time.monotonic()]
+    counting.start()
+    while counting.is_alive():
+        time.sleep(0.0005)
+        moments_s.append(time.monotonic())
+    pauses_s = [later - one for one, later in pairwise(moments_s)]
+    assert max(pauses_s) < (moments_s[-1] - moments_s[0]) / 2
 
 
 def test_missing_tokenizer_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 
+from reference_stack.gateway.canary import Canary, Health
 from reference_stack.gateway.guard import BURST, Guard, client_of
 from reference_stack.gateway.server import Answer, Exchange, Handler, Headers
 from reference_stack.gateway.tokens import Tokens
@@ -99,6 +100,39 @@ def test_large_body_is_decided_in_a_thread(tokens: Tokens) -> None:
 
 async def _finish(answer: Coroutine[None, None, Answer]) -> Answer:
     return await answer
+
+
+class Told(Canary):
+    """A canary that finds what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:9", "tiny")
+        self.found = Health.ALIVE
+
+    async def health(self) -> Health:
+        return self.found
+
+
+def test_the_last_replica_is_not_taken_out_for_being_late(tokens: Tokens) -> None:
+    """Late ones go while another is in use, and the last one stays; a dead one goes, and a late one does not come back."""
+    canaries = {"engine-0": Told(), "engine-1": Told()}
+    guard = Guard(tokens, 50, dict(canaries))
+
+    def asked(*found: Health) -> list[int]:
+        answers = []
+        for (name, canary), health in zip(canaries.items(), found, strict=True):
+            canary.found = health
+            answer = guard.handle(f"/canary/{name}", {}, b"")
+            assert not isinstance(answer, Answer)
+            answers.append(asyncio.run(_finish(answer)).status)
+        return answers
+
+    assert asked(Health.LATE, Health.LATE) == [504, 504]  # neither has ever been in use
+    assert asked(Health.ALIVE, Health.BUSY) == [200, 200]
+    assert asked(Health.LATE, Health.LATE) == [504, 200]
+    assert asked(Health.LATE, Health.LATE) == [504, 200]
+    assert asked(Health.LATE, Health.DEAD) == [504, 503]
+    assert asked(Health.LATE, Health.LATE) == [504, 504]
 
 
 def test_counts_and_unknown_paths(tokens: Tokens) -> None:
