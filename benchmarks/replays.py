@@ -183,10 +183,8 @@ def told(played: Sequence[Played], goals: Sequence[Goal]) -> str:
             f"x{one.speed:g}",
             f"{one.seconds:g}",
             str(one.requests),
-            *(
-                " / ".join(f"{1e3 * value:.2f}" for value in values or ())
-                for values in (one.send_lag_s, one.gap_error_s)
-            ),
+            _ms(one.send_lag_s),
+            _ms(one.gap_error_s),
             f"{100 * one.drift:.5f} %",
             f"{100 * one.others_share:.1f} %",
         )
