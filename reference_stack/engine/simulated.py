@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import sys
 import time
 import uuid
@@ -222,6 +223,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, help="instead of the profile's")
     parser.add_argument("--seed", type=int, default=0, help="of the answers")
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a count is one prompt: no threads of its own
     try:
         asyncio.run(start(parser.parse_args()))
     except (profile.ProfileError, OutOfDeviceMemory, OSError) as error:
