@@ -3,7 +3,7 @@ ENGINE ?= sim
 TARGET ?= local
 WORKERS ?= 1
 SCENARIOS ?= scenarios/load/business_mix.yaml
-REPLAYS ?= scenarios/replay/production_hour.yaml
+REPLAYS ?= scenarios/replay/$(if $(CAPTURE)$(RECORDING),production_hour,own_minute).yaml
 CHAOS ?= $(if $(ALL),$(wildcard scenarios/chaos/*.yaml),$(addprefix scenarios/chaos/,kill_replica.yaml latency_100ms.yaml gpu_leak.yaml))
 CAPTURE ?=
 RECORDING ?=
@@ -11,7 +11,7 @@ PYTHON ?= python3
 export PYTHON
 harness := .venv/bin/harness
 
-.PHONY: setup vllm stage1 stage2 stage3 smoke test check gpu-check bench up down clean
+.PHONY: setup vllm stage1 stage2 stage3 smoke test check types unit gpu-check bench up down clean
 
 setup:
 	@scripts/setup
@@ -26,7 +26,7 @@ stage1: $(engine)
 	@$(harness) run $(SCENARIOS) --stage 1 --target $(TARGET) --engine $(ENGINE) --workers $(WORKERS)
 
 # Stage 2: captured traffic sent again, and its answers compared. CAPTURE="one.pcap two.pcap" (and PORT=8000) imports
-# yours, RECORDING=FILE plays one that you have imported; with neither, the stack's own traffic is recorded first.
+# yours, RECORDING=FILE plays one that you have imported; with neither, a minute of the stack's own is recorded first.
 recording := $(or $(RECORDING),.cache/recordings/$(ENGINE).jsonl)
 stage2: $(engine)
 	@$(if $(RECORDING),,scripts/record $(ENGINE) $(TARGET) $(recording) $(CAPTURE))
@@ -39,17 +39,25 @@ stage3: $(engine)
 smoke: $(engine)
 	@$(harness) run scenarios/smoke.yaml --target $(TARGET) --engine $(ENGINE)
 
-# Everything: lint, types, layers, unit tests, real processes, and the real vLLM.
+# Everything: lint, types, layers, unit tests, properties on many more examples, real processes, and the real vLLM.
 test: check vllm
+	.venv/bin/pytest tests -n 3 --dist worksteal -m "hypothesis and not e2e and not vllm" --hypothesis-profile thorough
 	.venv/bin/pytest tests -m "e2e or vllm"
 
-# Under a minute: lint, format, types, layers, unit tests.
+# Under a minute: lint, format, types, layers, unit tests. Bytecode is kept: to make it anew takes as long as many tests.
+check: export PYTHONDONTWRITEBYTECODE =
 check: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	@$(MAKE) --no-print-directory -j2 --output-sync types unit
+
+# Parts of `make check`, side by side: types take one core, tests what is left.
+types:
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	.venv/bin/pytest tests -n 2 -m "not e2e and not vllm"
+
+unit:
+	.venv/bin/pytest tests -n 3 --dist worksteal -m "not e2e and not vllm"
 
 # Leaks and frees memory of this machine's GPU for real; a minute. Where there is no GPU it says so and fails (exit 3).
 gpu-check:
