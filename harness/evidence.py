@@ -113,7 +113,7 @@ def judge(run_dir: Path) -> Verdict:
 
 def _provenance(run_dir: Path, run: Mapping[str, Any]) -> dict[str, Any]:
     kept = ("run", "scenario", "claim", "stage", "seed", "plan_sha256", "workers", "target", "engine", "simulated")
-    origin = ("commit", "dirty", "command", "versions", "machine", "gpu_driver", "started")
+    origin = ("force", "commit", "dirty", "command", "versions", "machine", "gpu_driver", "started")
     return {
         **{key: run[key] for key in (*kept, *origin) if key in run},
         "logs": {path.name: provenance.sha256(path) for path in timeline.log_files(run_dir)},

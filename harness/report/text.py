@@ -32,7 +32,8 @@ _WORDS = (
     *("change", "path", "flaw", "captured", "now", "requests"),
     *("fault", "shown", "result", "replica"),
 )
-_PROVENANCE = ("run", "runs", "scenario", "engine", "target", "seed", "workers", "plan_sha256", "commit", "dirty")
+_ASKED = ("run", "runs", "scenario", "engine", "target", "seed", "workers", "force")
+_PROVENANCE = (*_ASKED, "plan_sha256", "commit", "dirty")
 
 
 def show(verdict: Verdict, console: Console) -> None:

@@ -75,7 +75,7 @@ def experiment(home: Path, name: str, **changes: str) -> None:
 
 
 def events(run_dir: Path, name: str) -> dict[str, dict[str, Any]]:
-    """What was told of a fault, or for "" of the run, by kind."""
+    """What was told of a fault, by kind."""
     lines = [json.loads(line) for path in run_dir.glob("log.*.jsonl") for line in path.read_text().splitlines()]
     return {line["event"]: line for line in lines if line.get("event") and line["name"] == name}
 
@@ -93,6 +93,7 @@ def test_the_last_replica(tmp_path: Path) -> None:
         assert "1 of 1 replicas answer, so 0 would be left, not 1; --force goes on" in said
         assert not (tmp_path / "runs/latest").exists()
         code, told, _ = play(tmp_path, "45s", RECOVERY, "--force")
+        assert "; force yes;" in " ".join(told.split())
         recovery = finding(verdict(run_dir_of(told, tmp_path)), "recovery")
         assert recovery["result"] == "recovered" and recovery["worst_second_bad"] == recovery["worst_second_n"]
         assert code == {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 4}[recovery["verdict"]]

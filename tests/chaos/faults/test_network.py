@@ -75,6 +75,8 @@ def test_latency(target: Target) -> None:
 def test_share_of_latency(target: Target) -> None:
     """A share of the requests waits, the others do not."""
     fault = Latency(delay_s=0.25, share=0.3)
+    assert fault.resolve(target).radius == "30.0% of all requests start 250 ms later"
+    assert Latency().resolve(target).radius == "all requests start 100 ms later"
     state, _ = broken(fault, target)
     try:
         late = sum(completion(target)[1] >= 0.25 for _ in range(60))
