@@ -10,6 +10,7 @@ import re
 import types
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -98,10 +99,11 @@ class Document:
     def parse(self, kind: type[T]) -> T:
         """The value as a `kind`. Raises UsageError with one sentence on the first thing that is wrong."""
         try:
-            return TypeAdapter(kind).validate_python(self.value)
+            value: T = _adapter(kind).validate_python(self.value)
         except ValidationError as error:
             first = min(error.errors(), key=self._urgency)
             raise UsageError(self._sentence(first, kind), self.where(first["loc"])) from None
+        return value
 
     def _written(self, place: Place) -> Place:
         """`place` without the steps that only the schema knows, such as the tag of a union."""
@@ -181,6 +183,12 @@ def _inside(kind: Any) -> Mapping[str, Any]:
 
 
 # Reading ----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Made once a kind: that takes longer than to read a file."""
+    return TypeAdapter(kind)
 
 
 def read(path: Path) -> Document:

@@ -1,7 +1,8 @@
 """What holds for every test.
 
-A shared machine may be slow at any moment, so no property has a deadline. Tests that start real processes, or take as
-long, carry the marker `e2e`, wherever they stand: whole folders of them get it here.
+A shared machine may be slow at any moment, so no property has a deadline. `make check` tries fifty examples of each,
+other ones every time, and `make test` many more with `--hypothesis-profile thorough`. Tests that start real processes,
+or take as long, carry the marker `e2e`, wherever they stand: whole folders of them get it here.
 """
 
 from pathlib import Path
@@ -9,10 +10,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("shared machine", deadline=None)
-settings.load_profile("shared machine")
+settings.register_profile("quick", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=300)
+settings.load_profile("quick")
 
 REAL_PROCESSES = [Path(__file__).parent / folder for folder in ("e2e", "contract", "vllm")]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Folders of which no test is to be run are not even read: that takes as long as many tests."""
+    return True if collection_path in REAL_PROCESSES and "not e2e" in config.option.markexpr else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -107,7 +107,7 @@ def test_a_dry_run_tells_what_would_be_broken(tmp_path: Path, aimed: list[Path])
     target(tmp_path)
     told = list(run.preview(order(tmp_path)))
     assert told == [
-        f"{KILL}: experiments/process/kill_replica.yaml at 35 s",
+        f"{KILL}: experiments/process/kill_replica.yaml at {scenarios.load(KILL).chaos[0].at_s:g} s",
         "toy would hit engine-1 (pid 7)",
         "toy would be felt: nobody feels it",
         "toy would be undone: true",

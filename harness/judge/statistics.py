@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -116,6 +117,7 @@ def _least(holds: Callable[[int], bool], possible: bool) -> int | None:
     return high
 
 
+@lru_cache(maxsize=1 << 14)  # a recovery asks the same of each of its tables and gates
 def significantly_bad(bad: int, n: int, tolerated: float, confidence: float) -> bool:
     """Whether `bad` of `n` shows, at this confidence, that the true bad share is above the tolerated one."""
     return 1.0 - binomial_cdf(bad - 1, n, tolerated) <= 1 - confidence

@@ -19,6 +19,11 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 CASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 
 
+def told_in(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = yaml.load(path.read_text(), yaml.CSafeLoader)  # a tenth of the time of the one in Python
+    return value
+
+
 def wound(run_dir: Path, damage: dict[str, Any]) -> None:
     path = run_dir / damage["file"]
     data = bytearray(path.read_bytes())
@@ -51,8 +56,7 @@ def test_golden(
     judge_dir: Callable[[Path, dict[str, Any]], Verdict],
 ) -> None:
     """The log of this case gives the verdict of this case."""
-    story = yaml.safe_load((GOLDEN / case / "log.yaml").read_text())
-    expected = yaml.safe_load((GOLDEN / case / "verdict.yaml").read_text())
+    story, expected = told_in(GOLDEN / case / "log.yaml"), told_in(GOLDEN / case / "verdict.yaml")
     lay(tmp_path, story)
     if "damage" in story:
         wound(tmp_path, story["damage"])

@@ -13,6 +13,9 @@ from harness.judge.statistics import Sample
 WITHIN_S, HOLD_S = 30.0, 10.0
 
 
+RUNS = pytest.mark.parametrize("runs", [40, pytest.param(200, marks=pytest.mark.e2e)])  # 200 take seconds
+
+
 @dataclass(frozen=True)
 class Truth:
     """A service whose users come at random, and are served badly by chance: `usual` before a fault and from `good_s`
@@ -47,30 +50,34 @@ def seen(*spans: tuple[float, bool], usual: tuple[int, int] = (1000, 0)) -> Reco
 
 
 @pytest.mark.parametrize("truth", [Truth(), Truth(usual=0.0), Truth(hurt=1.0)], ids=["60_to_3", "60_to_0", "100_to_3"])
-def test_200_runs_at_25_s(truth: Truth) -> None:
+@RUNS
+def test_runs_at_25_s(truth: Truth, runs: int) -> None:
     """At 20 requests/s no number is off by 1 s, no run at a true 25 s is thought to be over 30 s, and the interval
     holds the truth as often as it says."""
-    found = [truth.seen(seed) for seed in range(200)]
+    found = [truth.seen(seed) for seed in range(runs)]
     assert {one.kind for one in found} == {Kind.RECOVERED}
     assert max(abs(one.at_s - truth.good_s) for one in found) < 1.0
     assert all(one.hi_s <= WITHIN_S for one in found)
-    assert sum(one.lo_s <= truth.good_s <= one.hi_s for one in found) >= 180
+    assert sum(one.lo_s <= truth.good_s <= one.hi_s for one in found) >= 0.9 * runs
 
 
-def test_200_runs_at_35_s() -> None:
+@RUNS
+def test_runs_at_35_s(runs: int) -> None:
     """Nor is any run at a true 35 s thought to be within 30 s."""
-    found = [Truth(good_s=35.0).seen(seed) for seed in range(200)]
+    found = [Truth(good_s=35.0).seen(seed) for seed in range(runs)]
     assert all(one.kind == Kind.RECOVERED and one.lo_s > WITHIN_S for one in found)
 
 
-def test_200_runs_without_impact() -> None:
+@RUNS
+def test_runs_without_impact(runs: int) -> None:
     """A service whose share of bad requests stays what it was is not thought to be hurt."""
-    assert {Truth(good_s=0.0).seen(seed).kind for seed in range(200)} == {Kind.UNHURT}
+    assert {Truth(good_s=0.0).seen(seed).kind for seed in range(runs)} == {Kind.UNHURT}
 
 
-def test_200_runs_that_never_recover() -> None:
+@RUNS
+def test_runs_that_never_recover(runs: int) -> None:
     """A service that stays bad has no number, in any run."""
-    found = [Truth(good_s=1e9).seen(seed) for seed in range(200)]
+    found = [Truth(good_s=1e9).seen(seed) for seed in range(runs)]
     assert {one.kind for one in found} == {Kind.NEVER}
     assert all(np.isnan([one.at_s, one.lo_s, one.hi_s]).all() for one in found)
 

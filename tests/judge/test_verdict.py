@@ -119,8 +119,9 @@ def test_a_wreck_is_judged(name: str, tmp_path: Path, lay: Lay, judge_dir: Judge
         verdicts.to_json(verdict)
 
 
+@pytest.mark.parametrize("flips", [12, pytest.param(80, marks=pytest.mark.e2e)])  # not for its processes, for its time
 @pytest.mark.parametrize("name", ["plan.jsonl", "log.player-0.jsonl", "log.watch.jsonl", "log.conductor.jsonl"])
-def test_a_flipped_bit_is_judged(name: str, tmp_path: Path, lay: Lay, judge_dir: JudgeDir) -> None:
+def test_a_flipped_bit_is_judged(name: str, flips: int, tmp_path: Path, lay: Lay, judge_dir: JudgeDir) -> None:
     """Whatever bit of a file flips, judging raises at most ValueError, and a plan that differs is INVALID."""
     gates = [P95, {"gpu_memory": {"below": "85%"}}, {"p50_latency": {"below": "1s", "of": "itl"}}]
     requests = [{"n": 30, "ttft": 0.1, "gaps": [0.02]}, {"n": 3, "flaw": "over_long", "expect": ["422"]}]
@@ -128,7 +129,8 @@ def test_a_flipped_bit_is_judged(name: str, tmp_path: Path, lay: Lay, judge_dir:
     lay(tmp_path, story)
     whole = (tmp_path / name).read_bytes()
     rng = random.Random(17)
-    for at in [*range(0, min(400, len(whole)), 7), *(rng.randrange(len(whole)) for _ in range(20)), len(whole) - 1]:
+    head = rng.sample(range(min(400, len(whole))), flips * 3 // 4)  # a header, and the first few lines
+    for at in [*head, *(rng.randrange(len(whole)) for _ in range(flips // 4)), len(whole) - 1]:
         flipped = bytearray(whole)
         flipped[at] ^= 1 << rng.randrange(8)
         (tmp_path / name).write_bytes(flipped)
@@ -170,6 +172,7 @@ def test_tokens_as_planned_and_as_reported(tell: Tell) -> None:
     assert (tokens["n"], tokens["difference_median"]) == (400, 12)
 
 
+@pytest.mark.e2e  # not for its processes, for its time
 def test_two_hundred_thousand_observations(tmp_path: Path) -> None:
     """200,000 streams of 32 events each are read and judged in less than 400 MB and 10 s of one core."""
     n, gaps_s = 200_000, (0.02,) * 31

@@ -1,9 +1,11 @@
 """The plan: a function of the scenario, the target and the seed, and nothing else."""
 
+import functools
 import hashlib
 import itertools
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,10 +46,13 @@ class Target:
     load_factor: float = 1.0
 
 
-@pytest.fixture(autouse=True)
-def small_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan does not care how long its corpus is, as long as no two of its prompts begin alike."""
-    monkeypatch.setattr(corpora, "DRAWN_WORDS", 10_000)
+@pytest.fixture(scope="module", autouse=True)
+def small_corpora() -> Iterator[None]:
+    """A plan does not care how long its corpus is, as long as no two of its prompts begin alike; each is built once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpora, "DRAWN_WORDS", 10_000)
+        patch.setattr(corpora, "build", functools.cache(corpora.build))
+        yield
 
 
 @pytest.fixture
@@ -70,6 +75,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, target: Target) -> N
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         run_dir = tmp_path / name
         run_dir.mkdir()
+        corpora.build.cache_clear()  # type: ignore[attr-defined]  # the same twice over, not the same one
         header, sha256 = plan.write(run_dir, Path("test"), short, target, seed)
         assert sha256 == hashlib.sha256((run_dir / "plan.jsonl").read_bytes()).hexdigest()
         assert header.corpus_sha256 == hashlib.sha256((run_dir / "corpus.bin").read_bytes()).hexdigest()
@@ -92,7 +98,7 @@ def test_requests_are_numbered_in_the_order_they_are_due(target: Target) -> None
 
 def test_the_mix_is_as_stated(target: Target) -> None:
     """Shares of the classes, of streams and of bad requests are the stated ones; token counts stay in their class."""
-    requests = requests_of(traffic(**{"for": "3m"}), target)
+    requests = requests_of(traffic(**{"for": "90s"}), target)
     good = [request for request in requests if request.good]
     assert abs(len(good) / len(requests) - 0.9) < 0.01
     for name, share, low, high in (("short", 0.7, 16, 511), ("medium", 0.2, 512, 4095), ("long", 0.1, 4096, 16_320)):

@@ -25,8 +25,6 @@ HEADS = (
     b"\x0a\x0d\x0d\x0a",
 )
 
-pytestmark = pytest.mark.e2e  # not for its processes, for its time
-
 
 @cache
 def small(kind: str, pcapng_: bool) -> bytes:
@@ -80,7 +78,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz") / "capture"
 
 
-few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=settings().max_examples // 12, suppress_health_check=[HealthCheck.too_slow])
 
 
 @few

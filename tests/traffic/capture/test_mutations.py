@@ -8,7 +8,9 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +19,6 @@ from tests.traffic.capture.links import ETHERNET, FRAMINGS, frames, pcap, pcapng
 from tests.traffic.capture.material import ENDINGS
 from tests.traffic.capture.pipeline import Found, adds_up, compared, found, imported, material, plain, shifted
 
-pytestmark = pytest.mark.e2e  # not for its processes, for its time
-
 SNAP = 400
 HEADERS = 66  # Ethernet, IPv4, and TCP with its time stamps
 DEAR = ("extended6", "options", "gre", "gre ethernet")  # dissected at half a millisecond a packet: half of them do
@@ -26,6 +26,15 @@ TOGETHER = (
     mutations.acknowledged_first, mutations.jittered, mutations.duplicated, mutations.contradicted,
     mutations.overlapping, mutations.probed,
 )  # fmt: skip
+
+
+LONG = pytest.mark.e2e  # not for its processes, for its time
+
+
+def one_now(values: Iterable[Any]) -> list[Any]:
+    """Of many cases the first is tried in every check, the others with what takes long."""
+    first, *others = values
+    return [first, *(pytest.param(other, marks=LONG) for other in others)]
 
 
 def all_exact(result: Found, requests: int = 200) -> None:
@@ -65,20 +74,20 @@ def test_what_is_odd_about_a_request_is_told(tmp_path: Path) -> None:
     assert sum(exchange.pipelined for exchange in result.exchanges) == 4
 
 
-@pytest.mark.parametrize("mutation", mutations.LOSSLESS, ids=lambda mutation: mutation.__name__)
+@pytest.mark.parametrize("mutation", one_now(mutations.LOSSLESS), ids=lambda mutation: mutation.__name__)
 def test_what_loses_nothing_changes_nothing(mutation: mutations.Mutation, tmp_path: Path) -> None:
     """Every request and every answer is exact, and none is invented."""
     all_exact(found(tmp_path, plain(mutation(material().packets)), material().truths))
 
 
-@pytest.mark.parametrize("mutation", TOGETHER, ids=lambda mutation: mutation.__name__)
+@pytest.mark.parametrize("mutation", one_now(TOGETHER), ids=lambda mutation: mutation.__name__)
 def test_misfortunes_come_together(mutation: mutations.Mutation, tmp_path: Path) -> None:
     """Each kind of disorder on top of offloaded frames whose numbers wrap, without handshakes."""
     packets = mutations.wrapped(mutations.offloaded(mutations.without_handshakes(material().packets)))
     all_exact(found(tmp_path, plain(mutation(packets)), material().truths))
 
 
-@pytest.mark.parametrize("name", FRAMINGS)
+@pytest.mark.parametrize("name", one_now(FRAMINGS))
 def test_every_link_and_tunnel(name: str, tmp_path: Path) -> None:
     """The same segments under each link layer, tunnel and kind of IP header."""
     link, shape = FRAMINGS[name]
@@ -91,6 +100,7 @@ def test_every_link_and_tunnel(name: str, tmp_path: Path) -> None:
     assert bool(result.account.slow_path) == (name in DEAR)
 
 
+@LONG
 @pytest.mark.parametrize("name", ["little", "big", "gzip", "pcapng", "pcapng, big", "pcapng, gzip"])
 def test_every_format(name: str, tmp_path: Path) -> None:
     """The same frames in each format; moments are kept as finely as it can hold them."""
@@ -103,6 +113,7 @@ def test_every_format(name: str, tmp_path: Path) -> None:
     assert all(e.request.first_ns == t.request.first_ns + (123 if fine else 0) for t, e in result.paired)
 
 
+@LONG
 def test_several_files_are_one_capture(tmp_path: Path) -> None:
     """A ring of files, named in any order and of different formats, with messages cut at their borders."""
     captured = list(frames(material().packets, links.ethernet))
@@ -117,6 +128,7 @@ def test_several_files_are_one_capture(tmp_path: Path) -> None:
     all_exact(compared(*imported([tmp_path / name for name in "abc"]), material().truths))
 
 
+@LONG
 @pytest.mark.parametrize("ended", [True, False], ids=["closed", "never closed"])
 def test_new_connections_on_used_ports(ended: bool, tmp_path: Path) -> None:
     """The same addresses again, seconds later: another connection, whether or not the first was seen to end."""
@@ -131,7 +143,7 @@ def test_new_connections_on_used_ports(ended: bool, tmp_path: Path) -> None:
     assert result.account.connections == 40
 
 
-@pytest.mark.parametrize("mutation", mutations.LOSSY, ids=lambda mutation: mutation.__name__)
+@pytest.mark.parametrize("mutation", one_now(mutations.LOSSY), ids=lambda mutation: mutation.__name__)
 def test_what_is_lost_is_told_and_the_rest_is_exact(mutation: mutations.Mutation, tmp_path: Path) -> None:
     """Of the requests that are whole in the capture at most one is missed; nothing wrong is taken for right."""
     packets = mutation(material().packets)
@@ -144,7 +156,7 @@ def test_what_is_lost_is_told_and_the_rest_is_exact(mutation: mutations.Mutation
     assert len(result.requests) <= len(whole)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", one_now(range(10)))
 def test_nothing_wrong_however_much_is_lost(seed: int, tmp_path: Path) -> None:
     """From one packet in a thousand to one in three: never a request or an answer that was not so."""
     packets = mutations.lossy(material().packets, seed, share=0.001 * 1.9**seed)
@@ -153,6 +165,7 @@ def test_nothing_wrong_however_much_is_lost(seed: int, tmp_path: Path) -> None:
     assert adds_up(result.account)
 
 
+@LONG
 def test_a_short_snap_length_is_told(tmp_path: Path) -> None:
     """What was cut off is lost and said to be; requests that fit are exact."""
     data = pcap(frames(material().packets, links.ethernet, snap=SNAP), ETHERNET)
@@ -165,6 +178,7 @@ def test_a_short_snap_length_is_told(tmp_path: Path) -> None:
     assert sum(result.account.incomplete.values()) >= 150
 
 
+@LONG
 def test_one_direction_alone(tmp_path: Path) -> None:
     """Without the server's side requests are still exact, and none has an answer."""
     result = found(tmp_path, plain([p for p in material().packets if p.from_client]), material().truths)
@@ -172,6 +186,7 @@ def test_one_direction_alone(tmp_path: Path) -> None:
     assert len(result.requests) >= 190
 
 
+@LONG
 def test_others_are_counted_as_what_they_are(tmp_path: Path) -> None:
     """TLS, HTTP/2, another protocol, and a connection that says nothing."""
     account = found(tmp_path, plain(mutations.in_company(material().packets)), material().truths).account
@@ -185,12 +200,14 @@ def test_conflicts_are_counted(tmp_path: Path) -> None:
     assert account.conflicting >= 38
 
 
+@LONG
 def test_the_shipped_capture_is_this_material() -> None:
     """`scripts/make-captures` makes it, and what it makes has not changed since."""
     shipped = Path(__file__).parents[3] / "replays" / "captures" / "base.pcap.gz"
     assert gzip.decompress(shipped.read_bytes()) == plain(material().packets)
 
 
+@LONG
 def test_tshark_sees_the_same(tmp_path: Path) -> None:
     """Wireshark's engine as a witness: on disordered packets it finds the same bodies under the same names."""
     if not shutil.which("tshark"):  # a second opinion: what is right is proven by the ground truth of the other tests
