@@ -7,8 +7,9 @@ with one leniency: a last event without its blank line counts. Nothing is guesse
 
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -185,18 +186,17 @@ def _has_content(choice: dict[str, Any]) -> bool:
 
 def _add_members(shape: set[str], value: Any, path: str = "") -> None:
     """The path of every member of a JSON document with the kind of its value; items of a list are one member."""
-    if kind := _KIND.get(type(value)):
-        shape.add(f"{path}:{kind}")
+    if isinstance(value, dict):
+        before = f"{path}." if path else ""
+        shape.update([f"{before}{key}:{kind}" for key, each in value.items() if (kind := _KIND.get(type(each)))])
+        for key, each in value.items():
+            if type(each) not in _KIND:
+                _add_members(shape, each, before + key)
     elif isinstance(value, list):
         for each in value:
             _add_members(shape, each, f"{path}[]")
     else:
-        before = f"{path}." if path else ""
-        for key, each in value.items():
-            if kind := _KIND.get(type(each)):  # most are: no call for each, there are ten of them in an event
-                shape.add(f"{before}{key}:{kind}")
-            else:
-                _add_members(shape, each, before + key)
+        shape.add(f"{path}:{_KIND[type(value)]}")
 
 
 def shape_sum(shape: set[str] | None) -> int:
@@ -209,6 +209,7 @@ _TEXT = re.compile(
     rb"(?:[ !#-\[\]-\x7f]|\\[\"\\/bfnrt]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]"
     rb"|[\xe1-\xec\xee\xef][\x80-\xbf]{2}|\xed[\x80-\x9f][\x80-\xbf])++"
 )
+_AT_ONCE = 64
 _TEXT_MEMBER = re.compile(rb'[{,]"(?:content|text|reasoning_content|reasoning)": ?"')
 
 
@@ -222,15 +223,20 @@ class _Twins:
     def __init__(self) -> None:
         self._begin = self._end = b""
 
-    def has(self, piece: bytes) -> bool:
-        """Whether a piece is one such event; the stream must be between two events."""
+    def count(self, pieces: Sequence[bytes], place: int) -> int:
+        """How many pieces, from a place on, are such events, each a whole one; the stream must be between two events.
+        Looks at no more than `_AT_ONCE`."""
         begin, end = self._begin, self._end
-        return (
-            begin != b""
-            and piece.startswith(begin)
-            and piece.endswith(end)
-            and _TEXT.fullmatch(piece, len(begin), len(piece) - len(end)) is not None
-        )
+        if not begin:
+            return 0
+        first, last, texts = len(begin), -len(end), []
+        for piece in pieces[place : place + _AT_ONCE]:
+            if not (piece.startswith(begin) and piece.endswith(end)):
+                break
+            texts.append(piece[first:last])
+        if all(texts) and _TEXT.fullmatch(b" ".join(texts)):  # a space stands alone: nothing is of two texts
+            return len(texts)
+        return sum(1 for _ in takewhile(_TEXT.fullmatch, texts))
 
     def take(self, answer: Answer, events: list[ServerEvent], piece: bytes) -> bool:
         """Read the events of a piece as `_take_all` does, and keep it as the one to compare with if it brought content
@@ -249,16 +255,20 @@ class _Twins:
 
 def read_stream(pieces: Iterable[tuple[float, bytes]], ended_s: float = NEVER, shape: set[str] | None = None) -> Answer:
     """Read the body of a streamed answer. What follows [DONE] is not looked at."""
-    answer, stream, twins, said, at_s = Answer(shape), EventStream(), _Twins(), False, ended_s
-    for at_s, piece in pieces:
+    answer, stream, twins, said, place = Answer(shape), EventStream(), _Twins(), False, 0
+    moments, datas = zip(*pieces, strict=True) if (pieces := list(pieces)) else ((), ())
+    while place < len(datas):
         alone = stream.between
-        if alone and twins.has(piece):
-            answer.content_s.append(at_s)
+        if alone and (count := twins.count(datas, place)):
+            answer.content_s += moments[place : place + count]
+            place += count
             continue
-        events = stream.feed(at_s, piece)
+        events = stream.feed(moments[place], datas[place])
         said = said or bool(events)
-        if twins.take(answer, events, piece) if alone else _take_all(answer, events):
+        if twins.take(answer, events, datas[place]) if alone else _take_all(answer, events):
             return answer
+        place += 1
+    at_s = moments[-1] if moments else ended_s
     events = stream.close(at_s)
     if not _take_all(answer, events) and not (said or events) and stream.strange_lines:
         answer.malformed = True

@@ -125,7 +125,7 @@ def write_beside(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write a file whole or not at all, from its bytes or piece by piece: beside, synced, then renamed."""
     beside = path.with_name(f".{path.name}.part")
     try:
-        with open(beside, "wb") as file:
+        with open(beside, "wb", buffering=1 << 20) as file:
             file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())

@@ -6,6 +6,7 @@ ever left, and a source that holds nothing to replay is refused with what was se
 """
 
 import gc
+import os
 import tempfile
 from array import array
 from collections import Counter
@@ -20,20 +21,20 @@ from typing import Any
 
 from harness.model import UsageError
 from harness.traffic import recording
-from harness.traffic.capture import diagnosis, flows, messages, packets, personal, records
+from harness.traffic.capture import columns, diagnosis, messages, personal, records, runs
 from harness.traffic.capture.account import Account
 from harness.traffic.capture.exchanges import SESSION_HEADERS, Reader
 from harness.traffic.capture.filters import Filters
 from harness.traffic.capture.messages import Exchange
-from harness.traffic.capture.packets import Segment
-from harness.traffic.capture.records import Packet
+from harness.traffic.capture.records import Block
 from harness.traffic.capture.scrub import Scrubber, Unscrubbable
 from harness.traffic.recording import Recorded, RecordingHeader
 from harness.traffic.synthetic import Synthetic
 from harness.traffic.traces import azure, burstgpt, har, mooncake, nginx
 
 _OPENING_PACKETS = 64  # the salt is made of them: nobody without the capture can try addresses against a name
-_TRIED_PACKETS = 200_000  # read again to tell which ports carry HTTP, when the given ones do not
+_SHELF_BYTES = 1 << 20  # written at once
+_TRIED_BLOCKS = 32  # read again to tell which ports carry HTTP, when the given ones do not
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +179,14 @@ def import_captures(paths: Sequence[Path], out: Path, choices: Choices = Choices
     Raises UsageError when a file is no capture, or there is nothing in it to replay.
     """
     account, tally = Account(), _Tally()
-    found = iter(records.packets(paths, account))
-    opening = list(islice(found, _OPENING_PACKETS))
-    if not opening:
+    found = records.blocks(paths, account)
+    first = next(found, None)
+    if first is None:
         raise UsageError(f"{_named(paths)}: the capture holds no packet: was there traffic while it ran?")
-    scrub = _scrub(_salt(opening), choices)
-    reader = Reader(opening[0].at_ns, account, choices.session_headers)
+    scrub = _scrub(_salt(first), choices)
+    reader = Reader(int(first.at_ns[0]), account, choices.session_headers)
     with _Shelf(out.parent) as shelf, _cycles_sought_seldom():
-        for exchange in _exchanges(chain(opening, found), account, choices.ports):
+        for exchange in _exchanges(chain([first], found), account, choices.ports):
             _keep(reader.recorded(exchange), _lost(exchange), choices.filters, scrub, tally, shelf)
         if refusal := _refusal(account, tally, paths, choices.ports):
             raise UsageError(f"{_named(paths)}: {refusal}")
@@ -254,9 +255,8 @@ def _why_none(tally: _Tally) -> str:
     return f": {', '.join(parts)}" if parts else ""
 
 
-def _exchanges(found: Iterable[Packet], account: Account, ports: frozenset[int]) -> Iterator[Exchange]:
-    segments: Iterable[Segment] = packets.segments(found, account, ports)
-    return messages.exchanges(flows.steps(segments, account), account, ports)
+def _exchanges(found: Iterable[Block], account: Account, ports: frozenset[int]) -> Iterator[Exchange]:
+    return messages.exchanges(runs.steps(columns.columns(found, account, ports), account), account, ports)
 
 
 def _lost(exchange: Exchange) -> str:
@@ -307,14 +307,14 @@ def _written(out: Path, header: RecordingHeader, tally: _Tally, shelf: "_Shelf")
     if tally.filtered:
         account["filtered"] = account.get("filtered", 0) + tally.filtered
     if tally.lost:
-        account["lost"] = dict(Counter(account.get("lost", {})) + tally.lost)
+        account["lost"] = dict(sorted((Counter(account.get("lost", {})) + tally.lost).items()))
     header = replace(
         header,
         requests=tally.kept,
         connections=len(tally.connections),
         lasts_s=shelf.lasts_s,
         account=account,
-        scrubbed=Counter(header.scrubbed) + tally.scrubbed,
+        scrubbed=dict(sorted((Counter(header.scrubbed) + tally.scrubbed).items())),
     )
     recording.write_lines(out, header, shelf.in_order())
     return header
@@ -325,10 +325,10 @@ class _Shelf:
 
     def __init__(self, folder: Path) -> None:
         try:
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed on leaving the shelf
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=_SHELF_BYTES)  # noqa: SIM115 - closed on leaving
         except OSError as error:
             raise UsageError(f"nothing can be written to {folder}: {error.strerror}") from None
-        self._at_s, self._offsets, self._end = array("d"), array("q"), 0
+        self._at_s, self._turns, self._offsets = array("d"), array("q"), array("q", [0])
 
     def __enter__(self) -> "_Shelf":
         return self
@@ -338,24 +338,27 @@ class _Shelf:
 
     def put(self, one: Recorded) -> None:
         self._at_s.append(one.at_s)
-        self._offsets.append(self._end)
-        self._end += self._file.write(recording.line(one))
+        self._turns.append(one.connection << 32 | one.turn)
+        self._offsets.append(self._offsets[-1] + self._file.write(recording.line(one)))
 
     @property
     def lasts_s(self) -> float:
         return max(self._at_s) - min(self._at_s)
 
     def in_order(self) -> Iterator[bytes]:
-        """The lines of all of them by their moments, which count from the first from here on."""
-        first_s = min(self._at_s)
-        for k in sorted(range(len(self._at_s)), key=self._at_s.__getitem__):
-            self._file.seek(self._offsets[k])
-            yield recording.moved(self._file.readline(), round(self._at_s[k] - first_s, 9))
+        """The lines of all of them by their moments, which count from the first from here on. Those of one moment come
+        by their connection and turn: nothing depends on the order in which they were found."""
+        first_s, offsets = min(self._at_s), self._offsets
+        self._file.flush()
+        for k in sorted(range(len(self._at_s)), key=lambda k: (self._at_s[k], self._turns[k])):
+            line = os.pread(self._file.fileno(), offsets[k + 1] - offsets[k], offsets[k])
+            yield recording.moved(line, round(self._at_s[k] - first_s, 9))
 
 
-def _salt(opening: Iterable[Packet]) -> bytes:
+def _salt(first: Block) -> bytes:
     digest = sha256()
-    for packet in opening:
+    for place in range(min(len(first.sizes), _OPENING_PACKETS)):
+        packet = first.packet(place)
         digest.update(b"%d" % packet.at_ns + packet.data)
     return digest.digest()
 
@@ -363,10 +366,10 @@ def _salt(opening: Iterable[Packet]) -> bytes:
 def _shapes(shapes: Mapping[str, list[str]], keep_secrets: bool) -> dict[str, list[str]]:
     """Names of members are the server's words, but some servers answer with data for names."""
     if keep_secrets:
-        return dict(shapes)
+        return dict(sorted(shapes.items()))
     return {
         key: [personal.masked(each.encode(), Counter()).decode(errors="replace") for each in members]
-        for key, members in shapes.items()
+        for key, members in sorted(shapes.items())
     }
 
 
@@ -395,7 +398,7 @@ def _ports_with_http(paths: Sequence[Path]) -> list[int]:
     if any(str(path) == "-" for path in paths):
         return []
     account = Account()
-    for _ in _exchanges(islice(records.packets(paths, account), _TRIED_PACKETS), account, frozenset()):
+    for _ in _exchanges(islice(records.blocks(paths, account), _TRIED_BLOCKS), account, frozenset()):
         pass
     return [port for port, _ in account.ports.most_common(5)]
 

@@ -82,4 +82,4 @@ class Account:
 
 
 def _plain(value: object) -> object:
-    return {str(key): count for key, count in value.items()} if isinstance(value, Counter) else value
+    return {str(key): count for key, count in sorted(value.items())} if isinstance(value, Counter) else value

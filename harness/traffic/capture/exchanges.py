@@ -67,7 +67,7 @@ class Reader:
         """The members of the request's body, and what is wrong with it where JSON was due."""
         request = one.request
         try:
-            body = b"".join(piece for _, piece in _plain(request))
+            body = b"".join([piece for _, piece in _plain(request)])
         except Undecodable:
             return {}, ""
         try:
@@ -144,7 +144,10 @@ def _plain(said: Said) -> Iterable[Piece]:
 
 def _header(said: Said, name: bytes) -> bytes:
     """The value of a header, by its name in lower case; empty where there is none."""
-    return next((value for key, value in said.headers if key.lower() == name), b"")
+    for key, value in said.headers:
+        if len(key) == len(name) and key.lower() == name:
+            return value
+    return b""
 
 
 def _is_stream(answer: Said | None) -> bool:

@@ -46,6 +46,22 @@ class Step(NamedTuple):
     data: bytes = b""
 
 
+class Run(NamedTuple):
+    """DATA steps of one side in a row, each with its moment and its bytes. `leads` is what `framing.chunk_leads` saw in
+    each, and a 0 after the last."""
+
+    connection: int
+    flow: Flow
+    at_ns: list[int]
+    data: list[bytes]
+    leads: list[int]
+
+    def steps(self) -> Iterator[Step]:
+        """The same as single steps."""
+        for at_ns, data in zip(self.at_ns, self.data, strict=True):
+            yield Step(at_ns, self.connection, self.flow, Kind.DATA, data)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How long and how much is waited for, in capture time.
@@ -92,7 +108,7 @@ class _Piece(NamedTuple):
     data: bytes = b""
 
 
-class _Side:
+class Side:
     """One direction of a connection. Positions are sequence numbers that do not wrap: they only grow.
 
     `next` is the position after all that was told, `acked` the one that the other side last said it has; `behind_ns`
@@ -106,7 +122,7 @@ class _Side:
         "last_ns", "next", "number", "peer", "smooth", "started", "told",
     )  # fmt: skip
 
-    peer: "_Side"
+    peer: "Side"
     connection: "_Connection"
 
     def __init__(self, flow: Flow, number: int, at_ns: int) -> None:
@@ -141,7 +157,7 @@ class _Connection:
     __slots__ = ("sides",)
 
     def __init__(self, flow: Flow, number: int, at_ns: int) -> None:
-        first, second = self.sides = _Side(flow, number, at_ns), _Side(flow.back, number, at_ns)
+        first, second = self.sides = Side(flow, number, at_ns), Side(flow.back, number, at_ns)
         first.peer, second.peer = second, first
         first.connection = second.connection = self
 
@@ -178,9 +194,10 @@ class Reassembler:
         self._patience_ns = int(self._limits.patience_s * _SECOND_NS)
         self._hold_ns = int(self._limits.hold_s * _SECOND_NS)
         self._grace_ns = int(self._limits.grace_s * _SECOND_NS)
-        self._idle_ns = int(self._limits.idle_s * _SECOND_NS)
+        self.idle_ns = int(self._limits.idle_s * _SECOND_NS)
+        self.window_bytes = self._limits.window_bytes
         self._memory_bytes = self._limits.memory_bytes
-        self._sides: dict[Flow, _Side] = {}
+        self._sides: dict[Flow, Side] = {}
         self._waiting: dict[_Connection, None] = {}  # that hold something back, in the order they began to
         self._closing: dict[_Connection, int] = {}  # closed, since when
         self._count = self._held_bytes = self._told_bytes = self._now_ns = 0
@@ -205,9 +222,10 @@ class Reassembler:
                 and seq == side.next & _MASK
                 and flags & _PLAIN == ACK
                 and not cut
-                and (side.peer.next - ack) & _MASK < _HALF
+                and (since := (side.peer.next - ack) & _MASK) <= self.window_bytes
             ):
                 side.last_ns = at_ns
+                side.peer.acked = side.peer.next - since
                 if not payload:
                     return _NOTHING
                 side.next += len(payload)
@@ -222,6 +240,38 @@ class Reassembler:
         self._feed(segment)
         return self._said()
 
+    def pass_time(self, moments: Sequence[int], begin: int, end: int, ordered: bool) -> Sequence[Step]:
+        """Segments of the moments from `begin` to `end` come, which are told otherwise: what limits in time do they
+        reach? `ordered`: no moment is before the one before it."""
+        while begin < end:
+            if self._calm_from_ns <= moments[begin] < self._calm_until_ns:
+                begin = bisect_left(moments, self._calm_until_ns, begin, end) if ordered else begin + 1
+            else:
+                self._now_ns = moments[begin]
+                self._look_around()
+                begin += 1
+        return self._said() if self._out else _NOTHING
+
+    def smooth(self, flow: Flow, seq: int, at_ns: int) -> Side | None:
+        """The side of a flow if its next segment, with this number, can be told without a look at anything else."""
+        side = self._sides.get(flow)
+        if side is None or not side.smooth or seq != side.next & _MASK or side.connection in self._closing:
+            return None
+        return side if at_ns - side.connection.last_ns < self.idle_ns else None
+
+    def tell(self, side: Side, pieces: Sequence[bytes]) -> None:
+        """A smooth side said these pieces, and their steps are told by the caller."""
+        size = sum(map(len, pieces))
+        side.next += size
+        side.told.extend(pieces)
+        self._told_bytes += size + _TOLD_BYTES * len(pieces)
+        if self._told_bytes > self._memory_bytes:
+            self._forget()
+
+    def has_room(self, connections: int) -> bool:
+        """Whether so many more connections could be opened without giving up others."""
+        return len(self._sides) // 2 + connections <= self._limits.connections
+
     def close(self) -> Sequence[Step]:
         """The capture is over: what is held is told, with its gaps, and every connection ends."""
         for connection in self._connections():
@@ -232,7 +282,7 @@ class Reassembler:
         out, self._out = self._out, []
         return out
 
-    def _say(self, at_ns: int, side: _Side, kind: Kind, data: bytes = b"") -> None:
+    def _say(self, at_ns: int, side: Side, kind: Kind, data: bytes = b"") -> None:
         self._out.append(Step(at_ns, side.number, side.flow, kind, data))
 
     # Connections: where they begin and end
@@ -248,10 +298,10 @@ class Reassembler:
             self._settle(connection, now_ns)
         for connection in [each for each, since_ns in self._closing.items() if now_ns - since_ns >= self._grace_ns]:
             self._end(connection)
-        if not self._swept_ns <= now_ns < self._swept_ns + self._idle_ns // 8:
+        if not self._swept_ns <= now_ns < self._swept_ns + self.idle_ns // 8:
             self._swept_ns = now_ns
             for connection in self._connections():
-                if now_ns - connection.last_ns >= self._idle_ns:
+                if now_ns - connection.last_ns >= self.idle_ns:
                     self._account.idle += 1
                     self._end(connection)
 
@@ -260,7 +310,7 @@ class Reassembler:
         for side in self._sides.values():
             side.told.clear()
 
-    def _side_of(self, segment: Segment) -> _Side | None:
+    def _side_of(self, segment: Segment) -> Side | None:
         """The side that a segment belongs to, begun by a SYN or by data; None for what trails an old connection."""
         at_ns, flow, seq, _, flags, payload, cut = segment
         side = self._sides.get(flow)
@@ -280,7 +330,7 @@ class Reassembler:
             self._account.mid_stream += 1
         return side
 
-    def _open(self, flow: Flow, at_ns: int) -> _Side:
+    def _open(self, flow: Flow, at_ns: int) -> Side:
         if len(self._sides) >= 2 * self._limits.connections:
             stale = sorted(self._connections(), key=lambda connection: connection.last_ns)
             for old in stale[: self._limits.connections // 8 + 1]:
@@ -320,14 +370,14 @@ class Reassembler:
         if self._told_bytes > self._memory_bytes:
             self._forget()
 
-    def _hear(self, side: _Side, segment: Segment) -> int:
+    def _hear(self, side: Side, segment: Segment) -> int:
         """What a segment acknowledges of the other side, as a position there; the last word counts, not the highest."""
         if not segment.flags & ACK:
             return _NEVER
         if side.isn is None:
             side.begin(segment.ack, started=False)
         ahead = _apart(segment.ack, side.next & _MASK)
-        if abs(ahead) > self._limits.window_bytes:
+        if abs(ahead) > self.window_bytes:
             self._account.far += 1
             return _NEVER
         if not side.is_behind:
@@ -335,7 +385,7 @@ class Reassembler:
         side.acked = side.next + ahead
         return side.acked
 
-    def _take(self, side: _Side, segment: Segment, ack: int) -> None:
+    def _take(self, side: Side, segment: Segment, ack: int) -> None:
         at_ns, _, seq, _, flags, payload, cut = segment
         seq = (seq + 1) & _MASK if flags & SYN else seq
         carries = payload or cut or flags & (FIN | RST)
@@ -346,13 +396,13 @@ class Reassembler:
         begin = side.next + _apart(seq, side.next & _MASK)
         if flags & _PLAIN == ACK and not cut and self._is_probe(side, begin, len(payload), at_ns):
             self._account.probes += 1
-        elif carries and (abs(begin - side.next) <= self._limits.window_bytes or self._went_astray(side, seq, segment)):
+        elif carries and (abs(begin - side.next) <= self.window_bytes or self._went_astray(side, seq, segment)):
             if payload and not side.started and begin < side.next:
                 side.next, side.behind_ns = begin, at_ns
             side.started = side.started or bool(payload)
             self._cut_up(side, begin, segment, ack)
 
-    def _is_probe(self, side: _Side, begin: int, size: int, at_ns: int) -> bool:
+    def _is_probe(self, side: Side, begin: int, size: int, at_ns: int) -> bool:
         """A keep-alive probe: no byte or one without meaning, just before the next one.
 
         Where the capture has lost bytes, the next one is known to the other side only, and silence tells a probe from
@@ -363,7 +413,7 @@ class Reassembler:
         silent = at_ns - side.connection.last_ns >= self._patience_ns
         return begin + 1 == side.next or (size == 1 and silent and begin + 1 <= side.acked)
 
-    def _went_astray(self, side: _Side, seq: int, segment: Segment) -> bool:
+    def _went_astray(self, side: Side, seq: int, segment: Segment) -> bool:
         """Whether a segment far from its stream is where the stream now is: only if it follows on another such segment.
 
         One alone is garbage. Of two in a row the first is lost with all that was in between, whose size nobody knows.
@@ -379,7 +429,7 @@ class Reassembler:
         side.told.clear()
         return True
 
-    def _cut_up(self, side: _Side, begin: int, segment: Segment, ack: int) -> None:
+    def _cut_up(self, side: Side, begin: int, segment: Segment, ack: int) -> None:
         """A segment as pieces, each held for its turn, which is often now."""
         at_ns, _, _, _, flags, payload, cut = segment
         if payload:
@@ -396,7 +446,7 @@ class Reassembler:
         if flags & RST and not side.broken:
             self._hold(side, _Piece(max(begin, side.next), max(begin, side.next), at_ns, Kind.RESET, ack))
 
-    def _keep(self, side: _Side, piece: _Piece) -> None:
+    def _keep(self, side: Side, piece: _Piece) -> None:
         """Hold what no earlier copy has of a piece."""
         if side.finished and piece.begin >= side.next:
             self._account.far += 1
@@ -415,7 +465,7 @@ class Reassembler:
             else:
                 self._account.conflicting += 1
 
-    def _hold(self, side: _Side, piece: _Piece) -> None:
+    def _hold(self, side: Side, piece: _Piece) -> None:
         insort(side.held, piece, key=_begin)
         side.held_bytes += len(piece.data) + _PIECE_BYTES
         self._held_bytes += len(piece.data) + _PIECE_BYTES
@@ -435,7 +485,7 @@ class Reassembler:
         calm = first.is_calm and second.is_calm
         first.smooth, second.smooth = calm and first.started, calm and second.started
 
-    def _move(self, side: _Side, now_ns: int) -> bool:
+    def _move(self, side: Side, now_ns: int) -> bool:
         """Tell the first held piece of a side, or give up what it waits for; False if it must wait or there is none."""
         if not side.held:
             return False
@@ -457,7 +507,7 @@ class Reassembler:
             self._tell(side)  # what it acknowledged was taken back, or each side waits for the other: packets may lie
         return True
 
-    def _gap(self, side: _Side, until: int, at_ns: int) -> bool:
+    def _gap(self, side: Side, until: int, at_ns: int) -> bool:
         """Give up what a side misses before a position; False when it misses nothing."""
         if until <= side.next:
             return False
@@ -468,7 +518,7 @@ class Reassembler:
         side.told.clear()
         return True
 
-    def _tell(self, side: _Side) -> None:
+    def _tell(self, side: Side) -> None:
         _, end, at_ns, kind, _, data = piece = side.held.pop(0)
         side.held_bytes -= len(piece.data) + _PIECE_BYTES
         self._held_bytes -= len(piece.data) + _PIECE_BYTES
@@ -514,7 +564,7 @@ def _missing(held: list[_Piece], begin: int, end: int) -> Iterator[tuple[int, in
         yield begin, end
 
 
-def _known(side: _Side, piece: _Piece) -> Iterator[tuple[int, bytes]]:
+def _known(side: Side, piece: _Piece) -> Iterator[tuple[int, bytes]]:
     """What is at hand of the bytes that a piece repeats: the last that were told, and those that are held."""
     end = side.next
     for data in islice(reversed(side.told), _TOLD_PIECES):

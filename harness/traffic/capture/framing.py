@@ -6,7 +6,12 @@ knows the connection says where it ends. Nothing here knows connections.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from harness.traffic.capture.records import Column, Room, rows
 
 HEAD_BYTES = 256 << 10
 MESSAGE_BYTES = 64 << 20  # a message that is larger is told of, and not kept
@@ -22,6 +27,11 @@ _BAD_IN_VALUE = re.compile(rb"[\x00\r\n]")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
 _METHODS = rb"GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|CONNECT|TRACE"
+_LEAST_CHUNK = 6
+_SHORT_BYTES = 100  # of header names that are remembered
+_FRAMING = frozenset((b"transfer-encoding", b"content-length", b"host"))
+_HEX = np.full(256, -1 << 20)  # what is no digit makes no size
+_HEX[[*b"0123456789abcdefABCDEF"]] = [*range(16), *range(10, 16)]
 _SIZES = {b"%x" % size: size for size in range(4096)}  # of nearly all chunks: looked up in a third of the time
 _STARTS_REQUEST = re.compile(rb"(?:%b) [^\x00-\x20\x7f]+ HTTP/1\.[01]\r?\n" % _METHODS)
 _STARTS_ANSWER = re.compile(rb"HTTP/1\.[01] \d{3}(?: [^\r\n]*)?\r?\n")
@@ -29,6 +39,30 @@ _STARTS_ANSWER = re.compile(rb"HTTP/1\.[01] \d{3}(?: [^\r\n]*)?\r?\n")
 _ANSWER = b"HTTP/1."
 
 Field = tuple[bytes, bytes]
+Named = dict[bytes, list[bytes]]  # values by the name of their header in lower case
+
+
+def chunk_leads(data: Room, starts: Column, sizes: Column) -> Column:
+    """Of pieces of `data` that are one whole chunk each, as nearly all of a stream are: how long the line with its size
+    is. 0 of all others."""
+    leads = np.zeros(len(starts), np.int64)
+    places = np.flatnonzero(sizes >= _LEAST_CHUNK)
+    if not len(places):
+        return leads
+    first, end = starts[places], starts[places] + sizes[places]
+    opening = rows(data, first, 5).view(np.uint8).reshape(-1, 5)
+    values = _HEX[opening]
+    told, size = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
+    for digits in (1, 2, 3):
+        size = np.where(told > 0, size, size * 16 + values[:, digits - 1])
+        line_ends = (opening[:, digits] == 13) & (opening[:, digits + 1] == 10)
+        told[line_ends & (told == 0)] = digits + 2
+    octets = np.frombuffer(data, np.uint8)
+    whole = (
+        (told > 0) & (size > 0) & (sizes[places] == told + size + 2) & (octets[end - 2] == 13) & (octets[end - 1] == 10)
+    )
+    leads[places[whole]] = told[whole]
+    return leads
 
 
 def starts_request(data: bytes | bytearray) -> bool:
@@ -89,25 +123,41 @@ class Message:
         self.pieces.clear()
         return rest
 
-    def take_chunk(self, at_ns: int, data: bytes) -> bool:
-        """Take bytes that are one whole chunk, as nearly all packets of a stream are. False: `take` must read them."""
-        line_end = data.find(_CRLF, 0, 5)
-        size = _SIZES.get(data[:line_end], 0)
-        if (
-            not size
-            or len(data) != line_end + size + 4
-            or self._read is not _READ_CHUNKS
-            or self._held
-            or not self._kept
-            or self._size + len(data) > MESSAGE_BYTES
-            or not data.endswith(_CRLF)
-        ):
-            return False
-        self.pieces.append((at_ns, data[line_end + 2 : -2]))
-        self._parts.append(data)
-        self._size += len(data)
-        self.last_ns = at_ns
-        return True
+    def take_chunks(self, at_ns: Sequence[int], data: Sequence[bytes], leads: list[int], place: int) -> int:
+        """Take pieces, from a place on, that are one whole chunk each, as nearly all packets of a stream are.
+
+        `leads` are their `chunk_leads`, and a 0 after the last. Returns the place of the piece that `take` must read.
+        """
+        if self._read is not _READ_CHUNKS or self._held or not self._kept:
+            return place
+        end = leads.index(0, place)
+        taken = data[place:end]
+        size = sum(map(len, taken))
+        if not taken or self._size + size > MESSAGE_BYTES:
+            return place
+        contents = [piece[lead:-2] for piece, lead in zip(taken, leads[place:end], strict=True)]
+        self.pieces += zip(at_ns[place:end], contents, strict=True)
+        self._parts += taken
+        self._size += size
+        self.last_ns = at_ns[end - 1]
+        return end
+
+    def take_length(self, at_ns: Sequence[int], data: Sequence[bytes], place: int) -> int:
+        """As `take_chunks`, the pieces that do not reach the end of a body whose length is known."""
+        if self._read is not _READ_LENGTH or not self._kept:
+            return place
+        left, end = self._left, place
+        while end < len(data) and len(data[end]) < left:
+            left -= len(data[end])
+            end += 1
+        size = self._left - left
+        if not size or self._size + size > MESSAGE_BYTES:
+            return place
+        self.pieces += zip(at_ns[place:end], data[place:end], strict=True)
+        self._parts += data[place:end]
+        self._size, self._left = self._size + size, left
+        self.last_ns = at_ns[end - 1]
+        return end
 
     @property
     def raw(self) -> bytes:
@@ -141,35 +191,38 @@ class Message:
         raise NotImplementedError  # a message is a request or an answer, and each has its own first line
 
     def _read_head(self, at_ns: int, data: bytes) -> bytes:
-        held, known = self._held, len(self._held)
-        held += data
-        if not self._begins.startswith(bytes(held[: len(self._begins)])):
+        known = len(self._held)
+        held = bytes(self._held) + data if known else data
+        if not self._begins.startswith(held[: len(self._begins)]):
             self.go_on("bad_status_line")
             return self._read_on(at_ns, data)
         found = _HEAD_END.search(held, max(known - 2, 0))
         if found is None:
+            self._held += data
             if len(held) > HEAD_BYTES:
-                flaw = self._name(bytes(held).partition(b"\r\n")[0])
+                flaw = self._name(held.partition(_CRLF)[0])
                 self._let_go()
                 self.go_on(flaw)
             return b""
-        head, rest = bytes(held[: found.end()]), data[found.end() - known :]
-        held.clear()
-        self._open(head.split(b"\n")[:-1])
+        self._held.clear()
+        self._open(held[: found.end()])
+        rest = data[found.end() - known :]
         return self._read(self, at_ns, rest) if rest and not self.whole else rest
 
-    def _open(self, lines: list[bytes]) -> None:
+    def _open(self, head: bytes) -> None:
         """The head is read: say what it means, what is wrong with it, and how the body is to be read."""
-        bare = not all(line.endswith(b"\r") for line in lines)
-        first, *rest = (line.removesuffix(b"\r") for line in lines[:-1])
-        self.headers, flaw_of_fields = _fields(rest)
-        flaw_of_line, flaw_of_frame = self._name(first), self._frame()
+        bare = head.count(b"\n") != head.count(_CRLF)
+        ends = [line.removesuffix(b"\r") for line in head.split(b"\n")] if bare else head.split(_CRLF)
+        first, *lines = ends[:-2]
+        plain = not bare and b"\x00" not in head and head.count(b"\r") == len(ends) - 1
+        self.headers, named, flaw_of_fields = _fields(lines, plain)
+        flaw_of_line, flaw_of_frame = self._name(first), self._frame(named)
         self.flaw = flaw_of_line or flaw_of_frame or flaw_of_fields or ("bare_lf" if bare else "")
 
-    def _frame(self) -> str:
+    def _frame(self, named: Named) -> str:
         """Choose how the body is read by what the head says of its length. Returns what is wrong with that."""
-        codings = _values(self.headers, b"transfer-encoding")
-        lengths = _values(self.headers, b"content-length")
+        codings = _members(named, b"transfer-encoding")
+        lengths = _members(named, b"content-length")
         if codings:
             chunked = codings[-1].lower() == b"chunked"
             self._read = Message._read_chunks if chunked else Message._read_on
@@ -269,7 +322,7 @@ class Message:
         return b""
 
 
-_READ_CHUNKS = Message._read_chunks
+_READ_CHUNKS, _READ_LENGTH = Message._read_chunks, Message._read_length
 
 
 class Request(Message):
@@ -296,9 +349,9 @@ class Request(Message):
         self.method, self.target = method.decode("latin-1"), target.decode("latin-1")
         return "bad_request_line" if not found else "" if version in (b"1.0", b"1.1") else "bad_version"
 
-    def _frame(self) -> str:
-        hosts = sum(name.lower() == b"host" for name, _ in self.headers)
-        return super()._frame() or ("" if hosts == 1 else "duplicate_host" if hosts else "no_host")
+    def _frame(self, named: Named) -> str:
+        hosts = len(named.get(b"host", ()))
+        return super()._frame(named) or ("" if hosts == 1 else "duplicate_host" if hosts else "no_host")
 
 
 class Answer(Message):
@@ -319,7 +372,10 @@ class Answer(Message):
     def upgrades_to(self) -> str:
         """The protocol that the connection goes on with after this answer; "" when that is HTTP/1.1."""
         if self.status == 101:
-            return b",".join(_values(self.headers, b"upgrade")).decode("latin-1") or "unknown"
+            upgrades = [value for name, value in self.headers if name.lower() == b"upgrade"]
+            return (
+                b",".join(member.strip() for member in b",".join(upgrades).split(b",")).decode("latin-1") or "unknown"
+            )
         return "tunnel" if self.asked == "CONNECT" and 200 <= self.status < 300 else ""
 
     def _name(self, line: bytes) -> str:
@@ -327,34 +383,50 @@ class Answer(Message):
         self.status = int(found[1]) if found else 0
         return "" if found else "bad_status_line"
 
-    def _frame(self) -> str:
+    def _frame(self, named: Named) -> str:
         self.whole = (
             0 < self.status < 200 or self.status in (204, 304) or self.asked == "HEAD" or self.upgrades_to != ""
         )
-        return "" if self.whole else super()._frame()
+        return "" if self.whole else super()._frame(named)
 
 
-def _fields(lines: list[bytes]) -> tuple[tuple[Field, ...], str]:
-    """The header fields, names as they were sent, and what is wrong with the first that is not as it should be."""
+def _fields(lines: list[bytes], plain: bool) -> tuple[tuple[Field, ...], Named, str]:
+    """The header fields, names as they were sent; the values that say where a message ends, and whose it is, by their
+    names in lower case; what is wrong with the first field that is not as it should be. `plain`: no value can be bad.
+    """
     fields: list[Field] = []
+    named: Named = {}
     flaws = []
     for line in lines:
         name, colon, value = line.partition(b":")
         if line[:1] in (b" ", b"\t"):
             flaws.append("obs_fold")
             if fields:
-                fields[-1] = (fields[-1][0], b" ".join((fields[-1][1], line.strip())))
+                name, before = fields[-1]
+                fields[-1] = (name, b" ".join((before, line.strip())))
+                if name.lower() in named:
+                    named[name.lower()][-1] = fields[-1][1]
         elif not colon:
             flaws.append("header_without_colon")
         else:
-            fields.append((name.strip(), value.strip()))
-            if not _FIELD_NAME.fullmatch(name):
-                flaws.append("bad_header_name")
-            elif _BAD_IN_VALUE.search(value):
-                flaws.append("bad_header_value")
-    return tuple(fields), flaws[0] if flaws else ""
+            name, lower, flaw = _known_name(name) if len(name) < _SHORT_BYTES else _name(name)
+            fields.append((name, value.strip()))
+            if lower in _FRAMING:
+                named.setdefault(lower, []).append(fields[-1][1])
+            if flaw or (not plain and _BAD_IN_VALUE.search(value)):
+                flaws.append(flaw or "bad_header_value")
+    return tuple(fields), named, flaws[0] if flaws else ""
 
 
-def _values(fields: tuple[Field, ...], name: bytes) -> list[bytes]:
+def _name(name: bytes) -> tuple[bytes, bytes, str]:
+    """The name of a header, in lower case too, and what is wrong with it as it was sent."""
+    return name.strip(), name.strip().lower(), "" if _FIELD_NAME.fullmatch(name) else "bad_header_name"
+
+
+_known_name = lru_cache(maxsize=4096)(_name)
+
+
+def _members(named: Named, name: bytes) -> list[bytes]:
     """All members of all lists under one name (in lower case)."""
-    return [member.strip() for key, value in fields if key.lower() == name for member in value.split(b",")]
+    values = named.get(name)
+    return [member.strip() for value in values for member in value.split(b",")] if values else []

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from harness.traffic.capture.account import Account
-from harness.traffic.capture.flows import Kind, Step
+from harness.traffic.capture.flows import Kind, Run, Step
 from harness.traffic.capture.framing import Answer, Message, Request, may_start_answer, starts_answer, starts_request
 from harness.traffic.capture.packets import Flow
 
@@ -67,20 +67,22 @@ class Exchange:
     upgraded: str = ""
 
 
-def exchanges(steps: Iterable[Step], account: Account, ports: frozenset[int] = frozenset()) -> Iterator[Exchange]:
+def exchanges(steps: Iterable[Step | Run], account: Account, ports: frozenset[int] = frozenset()) -> Iterator[Exchange]:
     """All exchanges of all connections, each as soon as it is over.
 
     `ports` are the servers' ones: nobody who speaks from one is a client whose connection was open already.
     """
     splitters: dict[int, Splitter] = {}
     for step in steps:
-        _, connection, _, kind, _ = step
+        connection = step.connection
         splitter = splitters.get(connection)
         if splitter is None:
             splitter = splitters[connection] = Splitter(connection, account, ports)
-        if found := splitter.feed(step):
-            yield from found
-        if kind is Kind.OVER:
+        if isinstance(step, Run):
+            yield from splitter.feed_run(step)
+            continue
+        yield from splitter.feed(step)
+        if step.kind is Kind.OVER:
             del splitters[connection]
 
 
@@ -145,13 +147,7 @@ class Splitter:
         """The exchanges that a step completes, often none. Raises nothing, whatever the bytes are."""
         at_ns, _, flow, kind, data = step
         if kind is _DATA:
-            answer = self._answer
-            if answer is not None and flow == self._server:  # as nearly all steps are
-                if answer.take_chunk(at_ns, data):
-                    return _NOTHING
-                self._from_server(at_ns, data)
-            else:
-                self._hear(at_ns, flow, data)
+            self._hear(at_ns, flow, data)
         elif kind is Kind.OVER:
             self._end()
         elif kind is Kind.OPENED:
@@ -160,6 +156,24 @@ class Splitter:
             self._break(at_ns, flow, kind)
         elif kind is Kind.GAP:
             self._spoke = self._missed = True
+        return self._took()
+
+    def feed_run(self, run: Run) -> Sequence[Exchange]:
+        """As `feed`, of steps in a row."""
+        _, flow, moments, pieces, leads = run
+        place, last = 0, len(pieces)
+        while place < last:
+            if flow == self._server:
+                if self._answer is not None:
+                    place = self._answer.take_chunks(moments, pieces, leads, place)
+            elif (asking := self._asking) is not None and asking.request is not None and asking.answer is None:
+                place = asking.request.take_length(moments, pieces, place)
+            if place < last:
+                self._hear(moments[place], flow, pieces[place])
+                place += 1
+        return self._took()
+
+    def _took(self) -> Sequence[Exchange]:
         if not self._done:
             return _NOTHING
         done, self._done = self._done, []

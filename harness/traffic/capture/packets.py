@@ -71,10 +71,15 @@ class Slicer:
 
     def segments(self, packets: Iterable[Packet]) -> Iterator[Segment]:
         """The segments of the packets; what gives none is counted, at the end also the fragments that were left."""
-        yield from self._sliced(packets)
+        yield from self.sliced(packets)
+        self.close()
+
+    def close(self) -> None:
+        """Nothing more comes: give up the fragments still held."""
         self._dissector.close()
 
-    def _sliced(self, packets: Iterable[Packet], net: int = 0, depth: int = 0) -> Iterator[Segment]:
+    def sliced(self, packets: Iterable[Packet], net: int = 0, depth: int = 0) -> Iterator[Segment]:
+        """As `segments`, and more packets may follow. Of a packet comes one segment or none."""
         new, flows = tuple.__new__, self._flows
         for at_ns, link, data, length in packets:
             at = 14 if link == ETHERNET else 16 if link == COOKED else 2
@@ -96,7 +101,7 @@ class Slicer:
                 continue
             start += offset >> 2 & 0x3C
             key = (net, ends) if net else ends
-            flow = flows[key] if key in flows else self._flow(key, ends, net)
+            flow = flows[key] if key in flows else self.flow(key, ends, net)
             if flow is None:
                 self._account.other_ports += 1
                 continue
@@ -115,9 +120,10 @@ class Slicer:
             self._account.unreadable += 1
             return ()
         plainer = Packet(at_ns, retold.link, retold.data, len(retold.data) + retold.missing)
-        return self._sliced([plainer], retold.net, depth + 1)
+        return self.sliced([plainer], retold.net, depth + 1)
 
-    def _flow(self, key: Hashable, ends: bytes, net: int) -> Flow | None:
+    def flow(self, key: Hashable, ends: bytes, net: int) -> Flow | None:
+        """The flow of a packet by its addresses and ports, known by `key` from here on; None if nobody wants it."""
         if len(self._flows) >= FLOWS_KEPT:
             self._flows.clear()
         size = len(ends) // 2 - 2

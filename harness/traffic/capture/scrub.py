@@ -9,7 +9,7 @@ place, because its body is compressed and holds something, is refused.
 import hmac
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from urllib.parse import quote_from_bytes
@@ -39,18 +39,20 @@ _KINDS = [(kind, re.compile(names, re.IGNORECASE)) for kind, names in (
     ("framing", _FRAMING), ("headers", _SECRET), ("addresses", _NETWORK), ("names", _PERSON),
 )]  # fmt: skip
 # A line of a head, however broken: blanks or worse before the name, no colon after it.
-_LINE = re.compile(rb"(?:\A|(?<=[\r\n]))([^\w\r\n]*([\w.-]+)[ \t\x00\x0b\x0c]*:?[ \t]*)([^\r\n]*)")
+_LINE = re.compile(rb"([^\w\r\n]*([\w.-]+)[ \t\x00\x0b\x0c]*:?[ \t]*)([^\r\n]*)")
+_NAME = re.compile(rb"[\w.-]+")
 _LINE_IN_BODY = re.compile(rb"(\n[ \t]*(?i:%b)[ \t]*:[ \t]*)([^\r\n]+)" % _SECRET)
 _SCHEME = re.compile(rb"(?i)(?:bearer|basic|digest|token|api-?key|negotiate)[ \t]+")
 _ADDRESS = re.compile(rb"(?:[0-9]{1,3}\.){3}[0-9]{1,3}|[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}")
 _FIRST_LINE = re.compile(rb"[\r\n]*[^\r\n]*")
-_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_HEAD_END = re.compile(rb"\n\r?\n")
 _CHUNKED = re.compile(rb"(?i)[\r\n][^\w\r\n]*transfer-encoding[^\r\n]*chunked")
 _CODED = re.compile(rb"(?i)[\r\n][^\w\r\n]*content-encoding[ \t]*:[ \t]*([^\r\n]+)")
 _CHUNK_SIZE = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _LINE_END = re.compile(rb"\r?\n")
 _VISIBLE = bytes(code if code in b" \t\n\r\f\v" else ord("x") for code in range(256))
 _WORD = re.compile(rb"[^\s;,\"']+")
+_SHORT_BYTES = 100  # of header names that are remembered
 _LEAST_BYTES = 8  # a shorter value may be any word: it is masked where it stands, and not looked for elsewhere
 
 Valued = tuple[str, int, int]  # the kind of a header, and where its value begins and ends
@@ -114,15 +116,27 @@ class Scrubber:
 
     def _values(self, lines: bytes) -> Iterator[Valued]:
         """What kind of header each line is of, and where its value is: all of it, in a line that goes on with one."""
-        before = ""
-        for line in _LINE.finditer(lines):
-            kind = "names" if line[2].lower() in self._names else _kind(line[2])
-            folded = line[0][:1] in (b" ", b"\t") and before not in ("", "framing")
-            if folded and (before == "headers" or kind != "headers"):
-                yield before, line.start(), line.end()
-            else:
-                yield kind, line.start(3 if kind else 0), line.end()
+        before, at = "", 0
+        for line in lines.splitlines(keepends=True):
+            kind, value, end = self._line(line)
+            folded = line[:1] in (b" ", b"\t") and before not in ("", "framing")
+            if folded and end and (before == "headers" or kind != "headers"):
+                yield before, at, at + end
+            elif end:
+                yield kind, at + (value if kind else 0), at + end
                 before = kind
+            at += len(line)
+
+    def _line(self, line: bytes) -> tuple[str, int, int]:
+        """The kind of header that a line is of, where its value begins and where it ends: 0 if nothing is in it."""
+        name, colon, value = line.partition(b":")
+        if colon and len(name) < _SHORT_BYTES and _is_name(name):
+            return self._kind(name), len(line) - len(value.lstrip(b" \t")), len(line.rstrip(b"\r\n"))
+        found = _LINE.match(line)
+        return (self._kind(found[2]), found.start(3), found.end()) if found else ("", 0, 0)
+
+    def _kind(self, name: bytes) -> str:
+        return "names" if name.lower() in self._names else _kind(name)
 
     def _value(self, kind: str, value: bytes, secrets: frozenset[bytes], counts: Counter[str]) -> bytes:
         if kind == "framing":  # its numbers and its words say how long the body is
@@ -152,9 +166,10 @@ class Scrubber:
 
     def _content(self, text: bytes, secrets: frozenset[bytes], counts: Counter[str]) -> bytes:
         text = self._members.sub(lambda match: self._member(match, counts), _hide(text, secrets, counts))
-        text, found = _LINE_IN_BODY.subn(lambda match: match[1] + _hidden(match[2]), text)
-        counts["headers"] += found
-        return personal.masked(b"&" + text, counts)[1:]  # a form opens with its first field
+        if b"\n" in text:
+            text, found = _LINE_IN_BODY.subn(lambda match: match[1] + _hidden(match[2]), text)
+            counts["headers"] += found
+        return personal.masked(text, counts, before=b"&")  # a form opens with its first field
 
     def _member(self, match: re.Match[bytes], counts: Counter[str]) -> bytes:
         """A JSON member whose value is not to be told: `secret` ones are filled, `person` ones get their name."""
@@ -196,13 +211,23 @@ def content_spans(head: bytes, body: bytes) -> list[tuple[int, int]]:
     return _chunks(body) if _CHUNKED.search(head) else [(0, len(body))]
 
 
-def _members(secret: Iterable[str], person: Iterable[str]) -> re.Pattern[bytes]:
+def _members(secret: Sequence[str], person: Sequence[str]) -> re.Pattern[bytes]:
     """Members of JSON by their names, also of JSON within a string of JSON, and also where the text breaks off."""
     either = [b"|".join(re.escape(name.encode()) for name in names) for names in (secret, person)]
-    return re.compile(
-        rb'"(?i:(?P<secret>%b)|(?P<person>%b))\\*"\s*:\s*'
-        rb'(?:"(?P<value>(?:[^"\\\r\n]|\\[^\r\n])*+)|\\+"(?P<escaped>[^"\\\r\n]*)|(?P<number>[0-9]+))' % tuple(either),
+    initials = re.escape(
+        "".join({initial for name in (*secret, *person) for initial in name[:1] + name[:1].swapcase()})
     )
+    return re.compile(
+        rb'"(?=[%b])(?i:(?P<secret>%b)|(?P<person>%b))\\*"\s*:\s*'  # a look at the initial spares most names the rest
+        rb'(?:"(?P<value>(?:[^"\\\r\n]|\\[^\r\n])*+)|\\+"(?P<escaped>[^"\\\r\n]*)|(?P<number>[0-9]+))'
+        % (initials.encode(), *either),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _is_name(name: bytes) -> bool:
+    """Whether a line that begins so, and then has a colon, is as it should be."""
+    return _NAME.fullmatch(name) is not None
 
 
 @lru_cache(maxsize=4096)

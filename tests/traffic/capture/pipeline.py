@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 
 from harness.traffic.capture.account import Account
-from harness.traffic.capture.flows import steps
+from harness.traffic.capture.columns import columns
 from harness.traffic.capture.messages import Exchange, exchanges
-from harness.traffic.capture.packets import segments
-from harness.traffic.capture.records import packets
+from harness.traffic.capture.records import BLOCK_BYTES, blocks
+from harness.traffic.capture.runs import steps
 from tests.traffic.capture.links import ETHERNET, Frame, Tcp, ethernet, frames, pcap
 from tests.traffic.capture.material import Material, Truth, base
 
@@ -34,9 +34,9 @@ def material() -> Material:
     return base()
 
 
-def imported(paths: Sequence[Path]) -> tuple[list[Exchange], Account]:
+def imported(paths: Sequence[Path], block_bytes: int = BLOCK_BYTES) -> tuple[list[Exchange], Account]:
     account = Account()
-    told = exchanges(steps(segments(packets(paths, account), account), account), account)
+    told = exchanges(steps(columns(blocks(paths, account, block_bytes), account), account), account)
     return list(told), account
 
 
