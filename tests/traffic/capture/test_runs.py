@@ -1,7 +1,7 @@
 """Whole blocks at once say the same as packet by packet, of every connection, however the blocks fall."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
