@@ -75,7 +75,7 @@ class Redis(_Strict):
 
     url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://\S+$")]
     when_down: Literal["open", "closed"]
-    timeout_s: Seconds = 0.2
+    timeout_s: Seconds = 0.5
     connections: Count = 32
 
 
