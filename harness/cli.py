@@ -310,9 +310,14 @@ def capacity_plan(
 
 
 @stack.command()
-def up(target: TargetOption = "local", engine: EngineOption = None) -> None:
+def up(
+    target: TargetOption = "local",
+    engine: EngineOption = None,
+    full: Annotated[bool, typer.Option("--full", help="With the orchestrator, Redis and Qdrant.")] = False,
+) -> None:
     """Start it and wait until it serves."""
-    raise typer.Exit(local.door("up", "--target", str(base.load(target, engine).path)))
+    asked = ["--target", str(base.load(target, engine).path), *(["--full"] if full else [])]
+    raise typer.Exit(local.door("up", *asked))
 
 
 @stack.command()

@@ -21,7 +21,7 @@ def main() -> int:
     stack = Stack(Path.cwd())
     try:
         if arguments.verb == "up":
-            return up(stack, arguments.target)
+            return up(stack, arguments.target, arguments.full)
         if arguments.verb == "down":
             say(f"down: {stack.down()} processes stopped")
             return 0
@@ -42,6 +42,7 @@ def parse() -> argparse.Namespace:
     verbs = parser.add_subparsers(dest="verb", required=True)
     start = verbs.add_parser("up", help="start it and wait until it serves")
     start.add_argument("--target", type=Path, default=DEFAULT_TARGET, help="what to run (default: %(default)s)")
+    start.add_argument("--full", action="store_true", help="with the orchestrator, Redis and Qdrant")
     verbs.add_parser("down", help="stop every process of it")
     show = verbs.add_parser("status", help="its programs")
     show.add_argument("--json", action="store_true", help="for machines")
@@ -50,10 +51,10 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def up(stack: Stack, path: Path) -> int:
+def up(stack: Stack, path: Path, full: bool) -> int:
     """Start the target in a file, and show what runs."""
     wanted = target.read(path)
-    if not stack.up(wanted):
+    if not stack.up(wanted, full):
         say(f"already up: {wanted.url}")
     return status(stack, as_json=False)
 

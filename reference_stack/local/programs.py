@@ -56,14 +56,15 @@ def programs(target: Target, state: Path, prometheus_binary: str | None) -> list
     return started
 
 
-def documents(target: Target) -> Mapping[str, dict[str, Any]]:
-    """The configuration files of these processes, by name."""
+def documents(target: Target, also_scraped: Mapping[str, list[str]]) -> Mapping[str, dict[str, Any]]:
+    """The configuration files of these processes, by name; Prometheus has the jobs `also_scraped` besides its own."""
     near = ports(target)
     engines = [(HOST, port_of(url)) for url in target.engines]
     scraped = {
         "engine": [f"{host}:{port}/metrics" for host, port in engines],
         "guard": [f"{HOST}:{near.guard}/metrics"],
         "gateway": [f"{HOST}:{near.admin}/stats/prometheus"],
+        **also_scraped,
     }
     if target.gpu == "simulated":
         scraped["gpu"] = [f"{HOST}:{near.exporter}/metrics"]

@@ -14,12 +14,13 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from reference_stack.local import full as full_stack
 from reference_stack.local import processes, supervisor
 from reference_stack.local.programs import VLLM_PYTHON, Program, documents, ports, programs
 from reference_stack.local.supervisor import Supervisor
@@ -55,20 +56,23 @@ class Stack:
         self._record = self._state / "up.json"
         self._supervisor = Supervisor(self._state)
 
-    def up(self, target: Target) -> bool:
-        """Start the stack and wait until it serves; False when this very target is up already.
+    def up(self, target: Target, full: bool = False) -> bool:
+        """Start the stack, with all that is `full`, and wait until it serves; False when it is up already.
 
         UsageError when it cannot be started as asked, StackError when a program failed; then nothing is left running.
         """
         with self._alone():
             if self._is_up():
-                if self._recorded().get("target") == _plain(target):
-                    return False
-                raise UsageError(f"{target.where('kind')}: another target is up in {self._state}: take it down first.")
+                self._check_same(target, full)
+                return False
             processes.end(processes.of_stack(self._state))
             started = programs(target, self._state, shutil.which("prometheus"))
+            written = documents(target, full_stack.scraped(target) if full else {})
+            if full:
+                started += full_stack.programs(target, self._state, _redis_binary())
+                written = {**written, **full_stack.documents(target, self._state)}
             _check(target, started, self._state)
-            self._write(target, started)
+            self._write(target, started, written)
             try:
                 self._start()
                 self._wait_ready(target, started)
@@ -133,12 +137,19 @@ class Stack:
             return {}
         return recorded
 
-    def _write(self, target: Target, started: list[Program]) -> None:
+    def _check_same(self, target: Target, full: bool) -> None:
+        """UsageError when what is up is not what is asked for; a full stack serves who asks for its core."""
+        if self._recorded().get("target") != _plain(target):
+            raise UsageError(f"{target.where('kind')}: another target is up in {self._state}: take it down first.")
+        if full and all(row.program != "orchestrator" for row in self.status()):
+            raise UsageError(f"the stack is up in {self._state} without --full: take it down first.")
+
+    def _write(self, target: Target, started: list[Program], written: Mapping[str, dict[str, Any]]) -> None:
         for old in ("logs", "gpu", "prometheus"):
             shutil.rmtree(self._state / old, ignore_errors=True)
         for new in ("logs", "gpu"):
             (self._state / new).mkdir()
-        for name, document in documents(target).items():
+        for name, document in written.items():
             (self._state / name).write_text(yaml.safe_dump(document, sort_keys=False))
         text = supervisor.config(started, self._state, self._directory)
         (self._state / "supervisord.conf").write_text(text)
@@ -194,6 +205,13 @@ def _plain(target: Target) -> dict[str, Any]:
     del fields["path"], fields["lines"]
     plain: dict[str, Any] = json.loads(json.dumps(fields, default=str))
     return plain
+
+
+def _redis_binary() -> str:
+    found = shutil.which("redis-server")
+    if not found:
+        raise UsageError("redis-server is not installed, and --full needs it: scripts/setup-redis installs it.")
+    return found
 
 
 def _check(target: Target, started: list[Program], state: Path) -> None:

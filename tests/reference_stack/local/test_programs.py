@@ -6,11 +6,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
-from reference_stack.local import supervisor, target
+from reference_stack.local import full, supervisor, target
 from reference_stack.local.programs import documents, programs
 from reference_stack.local.target import Target
 from reference_stack.monitoring import prometheus
+from reference_stack.orchestrator.__main__ import check
 
 STATE = Path("/somewhere/50%/.stack")
 
@@ -46,6 +48,23 @@ def test_each_port_once(sim: Target) -> None:
     assert len(taken) == len(set(taken)) == 7
 
 
+def test_full_stack(sim: Target, vllm: Target, tmp_path: Path) -> None:
+    """Full adds Redis and the orchestrator, on ports of their own, told what it can read (ORC-1)."""
+    for wanted in (sim, vllm):
+        core = programs(wanted, STATE, "/usr/bin/prometheus")
+        more = full.programs(wanted, STATE, "/usr/bin/redis-server")
+        assert [program.name for program in more] == ["redis", "orchestrator"]
+        taken = [port for program in core + more for port in program.ports]
+        assert len(taken) == len(set(taken))
+    for name, document in full.documents(sim, tmp_path).items():
+        (tmp_path / name).write_text(yaml.safe_dump(document))
+    told = check(tmp_path / "orchestrator.yaml")
+    assert told.port in more[1].ports
+    assert told.redis.url == more[0].url
+    scraped = documents(sim, full.scraped(sim))["prometheus.yml"]["scrape_configs"]
+    assert {"targets": [f"127.0.0.1:{told.port}"]} in scraped[-2]["static_configs"] + scraped[-1]["static_configs"]
+
+
 def test_replicas_differ_by_port_device_and_seed(sim: Target) -> None:
     """Each replica has a port, a GPU and a seed of its own, and everything else in common."""
     first, second = (set(program.command) for program in programs(sim, STATE, None)[:2])
@@ -68,11 +87,11 @@ def test_supervisor_reads_the_commands_back(sim: Target) -> None:
 
 def test_prometheus_scrapes_every_exporter(sim: Target, vllm: Target) -> None:
     """Engines, guard, Envoy and the GPU, each at its own path."""
-    jobs = {job["job_name"]: job for job in documents(sim)["prometheus.yml"]["scrape_configs"]}
+    jobs = {job["job_name"]: job for job in documents(sim, {})["prometheus.yml"]["scrape_configs"]}
     assert jobs.keys() == {"engine", "guard", "gateway", "gpu"}
     assert jobs["engine"]["static_configs"] == [{"targets": ["127.0.0.1:8081", "127.0.0.1:8082"]}]
     assert jobs["gateway"]["metrics_path"] == "/stats/prometheus"
-    assert "gpu" not in {job["job_name"] for job in documents(vllm)["prometheus.yml"]["scrape_configs"]}
+    assert "gpu" not in {job["job_name"] for job in documents(vllm, {})["prometheus.yml"]["scrape_configs"]}
 
 
 def test_a_job_has_one_path() -> None:
