@@ -7,17 +7,22 @@ REPLAYS ?= scenarios/replay/$(if $(CAPTURE)$(RECORDING),production_hour,own_minu
 CHAOS ?= $(if $(ALL),$(wildcard scenarios/chaos/*.yaml),$(addprefix scenarios/chaos/,kill_replica.yaml latency_100ms.yaml gpu_leak.yaml))
 CAPTURE ?=
 RECORDING ?=
+FULL ?=
 PYTHON ?= python3
 export PYTHON
 harness := .venv/bin/harness
 
-.PHONY: setup vllm stage1 stage2 stage3 smoke test check types unit gpu-check bench up down clean
+.PHONY: setup vllm redis stage1 stage2 stage3 smoke test check types unit gpu-check bench up down clean
 
 setup:
 	@scripts/setup
 
 vllm: setup
 	@scripts/setup-vllm
+
+# Of the full stack: the one Debian package that it needs besides.
+redis:
+	@scripts/setup-redis
 
 engine := $(if $(filter vllm,$(ENGINE)),vllm,setup)
 
@@ -40,7 +45,7 @@ smoke: $(engine)
 	@$(harness) run scenarios/smoke.yaml --target $(TARGET) --engine $(ENGINE)
 
 # Everything: lint, types, layers, unit tests, properties on many more examples, real processes, and the real vLLM.
-test: check vllm
+test: check vllm redis
 	.venv/bin/pytest tests -n 3 --dist worksteal -m "hypothesis and not e2e and not vllm" --hypothesis-profile thorough
 	.venv/bin/pytest tests -m "e2e or vllm"
 
@@ -67,8 +72,9 @@ gpu-check:
 bench: setup
 	.venv/bin/python -m benchmarks
 
-up: $(engine)
-	@$(harness) stack up --target $(TARGET) --engine $(ENGINE)
+# FULL=1 starts the orchestrator before the gateway too, with Redis and Qdrant.
+up: $(engine) $(if $(FULL),redis)
+	@$(harness) stack up --target $(TARGET) --engine $(ENGINE) $(if $(FULL),--full)
 
 down: setup
 	@$(harness) stack down
