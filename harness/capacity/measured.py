@@ -35,9 +35,10 @@ class GpuRate:
         return f"{line} SIMULATED: no real GPU was measured." if self.simulated else line
 
     def as_json(self) -> dict[str, object]:
-        measured = {"run": self.run, "served_per_s": self.served_per_s, "replicas": self.replicas}
-        told = {"rate_per_gpu_per_s": self.per_gpu_per_s, "measured": bool(self.run), "simulated": self.simulated}
-        return told | measured if self.run else told
+        told: dict[str, object] = {"rate_per_gpu_per_s": self.per_gpu_per_s, "measured": bool(self.run)}
+        told["simulated"] = self.simulated
+        seen = {"run": self.run, "served_per_s": self.served_per_s, "replicas": self.replicas}
+        return told | seen if self.run else told
 
 
 def rate(order: Order) -> GpuRate:

@@ -5,7 +5,7 @@ refuses to know what a GPU serves: that is measured, or assumed by whoever asks.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.capacity.order import Merge, Order, Quantise, Route, WhatIf
@@ -146,7 +146,7 @@ def table(found: list[Step]) -> list[str]:
     return [*_columns(rows), *_connections(found)]
 
 
-def _columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
+def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *figures in rows:
         yield "  ".join([name.ljust(widths[0]), *map(str.rjust, figures, widths[1:])]).rstrip()

@@ -28,6 +28,7 @@ from reference_stack.engine.replica import Replica
 from reference_stack.engine.tokens import Tokens
 from reference_stack.gpu.device import Device, OutOfDeviceMemory
 from reference_stack.profiles import profile
+from reference_stack.profiles.document import ProfileError
 
 ASIDE_CHARS = 4096  # a longer text is tokenized on a thread, so that no other request's tokens wait for it
 
@@ -226,7 +227,7 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a count is one prompt: no threads of its own
     try:
         asyncio.run(start(parser.parse_args()))
-    except (profile.ProfileError, OutOfDeviceMemory, OSError) as error:
+    except (ProfileError, OutOfDeviceMemory, OSError) as error:
         log.critical("%s", error)
         sys.exit(2)
     except KeyboardInterrupt:

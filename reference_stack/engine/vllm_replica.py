@@ -24,6 +24,7 @@ from typing import Any
 from reference_stack.engine.zygote import ENVIRONMENT, SERVER
 from reference_stack.profiles import profile
 from reference_stack.profiles.arguments import settings
+from reference_stack.profiles.document import ProfileError
 
 PYTHON = Path(".venv-vllm/bin/python")
 GPU = Path("/dev/nvidia0")
@@ -45,7 +46,7 @@ def main() -> None:
         sys.exit(f"vllm_replica: no {PYTHON}: run scripts/setup-vllm first")
     try:
         command = arguments(options, GPU.exists())
-    except profile.ProfileError as error:
+    except ProfileError as error:
         sys.exit(f"vllm_replica: {error}")
     lead_group()
     leash()

@@ -66,7 +66,7 @@ def _value(path: Path, hint: Any, node: yaml.Node, place: str, lines: dict[str, 
     if is_dataclass(hint):
         return _section(path, hint, node, place, lines)  # type: ignore[arg-type]
     try:
-        value = _LOADER.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        value = _LOADER.construct_object(node, deep=True)
     except ValueError:
         value = node.value
     if get_origin(hint) is Literal:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from reference_stack.engine import tiny
 from reference_stack.profiles import memory, model, profile
+from reference_stack.profiles.document import ProfileError
 from reference_stack.profiles.memory import GIB
 from reference_stack.profiles.model import Model
-from reference_stack.profiles.profile import ProfileError
 
 NAMES = sorted(path.stem for path in model.MODELS.glob("*.json"))
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from reference_stack.profiles import profile
+from reference_stack.profiles.document import ProfileError
 from reference_stack.profiles.memory import GIB
-from reference_stack.profiles.profile import ProfileError
 
 ROOT = Path(__file__).parents[3]
 ON_GPU = [name for name in profile.names() if name != "cpu"]
