@@ -37,7 +37,7 @@ class GpuRate:
     def as_json(self) -> dict[str, object]:
         told: dict[str, object] = {"rate_per_gpu_per_s": self.per_gpu_per_s, "measured": bool(self.run)}
         told["simulated"] = self.simulated
-        seen = {"run": self.run, "served_per_s": self.served_per_s, "replicas": self.replicas}
+        seen: dict[str, object] = {"run": self.run, "served_per_s": self.served_per_s, "replicas": self.replicas}
         return told | seen if self.run else told
 
 
