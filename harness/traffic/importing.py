@@ -32,7 +32,8 @@ from harness.traffic.recording import Recorded, RecordingHeader
 from harness.traffic.synthetic import Synthetic
 from harness.traffic.traces import azure, burstgpt, har, mooncake, nginx
 
-_OPENING_PACKETS = 64  # the salt is made of them: nobody without the capture can try addresses against a name
+_OPENING_PACKETS = 8  # the salt is made of them: nobody without the capture can try addresses against a name
+_OPENING_REQUESTS = 64  # as much, of what is no capture
 _SHELF_BYTES = 1 << 20  # written at once
 _TRIED_BLOCKS = 32  # read again to tell which ports carry HTTP, when the given ones do not
 
@@ -230,7 +231,7 @@ def import_recorded(
     """
     tally, digest = _Tally(), sha256(repr(header).encode())
     found = iter(found)
-    opening = list(islice(found, _OPENING_PACKETS))
+    opening = list(islice(found, _OPENING_REQUESTS))
     for one, _ in opening:
         digest.update(recording.line(one))
     scrub = _scrub(digest.digest(), choices)

@@ -127,16 +127,17 @@ class _Block:
         follows = (own < first) | (self._seq == ends[own])
         ahead = (ends[other] - self._ack) & _MASK > self._reassembler.window_bytes
         self._latest = of_first, of_second
+        after = (np.minimum.accumulate(np.where(mine, rows, len(rows))[::-1])[::-1] for mine in (second, ~second))
+        self._other_after = np.where(second, *reversed(tuple(after)))
         in_order: NDArray[np.bool_] = follows & ((other < first) | ~ahead)
         return in_order
 
     def _tell(self, row: int, end: int) -> tuple[int, list[Run]]:
         """Tell the rows of a run as far as nothing hinders that. Returns the row it came to, and what was told."""
         flow, since_ns = int(self._flow[row]), int(self._at_ns[row])
-        others = self._flow[row:end] != flow
-        turn = row + int(others.argmax()) if others.any() else end
+        turn = min(int(self._other_after[row]), end)
         side = self._smooth(row, since_ns)
-        if side is None or ((side.peer.next - self._ack[row:turn]) & _MASK > self._reassembler.window_bytes).any():
+        if side is None or self._is_ahead(side.peer, row, turn):
             return row, []
         sides = {flow: side}
         if turn < end and (peer := self._smooth(turn, since_ns)) is not None:
@@ -149,6 +150,11 @@ class _Block:
             one.last_ns = int(self._at_ns[latest])
             one.peer.acked = one.peer.next - int(one.peer.next - self._ack[latest] & _MASK)
         return end, told
+
+    def _is_ahead(self, side: Side, row: int, end: int) -> bool:
+        """Whether any of the rows acknowledges more than a side has said."""
+        since = (side.next - self._ack[row:end]) & _MASK
+        return bool(since.max() > self._reassembler.window_bytes)
 
     def _told(self, sides: dict[int, Side], first: int, last: int) -> Iterator[Run]:
         """These pieces, a run for each side's turn."""

@@ -67,7 +67,8 @@ class Scrubber:
     same; `fields` are further JSON members to mask, `names` further headers whose value becomes a name."""
 
     def __init__(self, salt: bytes, fields: Iterable[str] = (), names: Iterable[str] = ()) -> None:
-        self._names = frozenset(name.lower().encode() for name in names)
+        persons = frozenset(name.lower().encode() for name in names)
+        self._kind_of = lru_cache(maxsize=4096)(lambda name: "names" if name.lower() in persons else _kind(name))
         self._digest = lru_cache(maxsize=4096)(lambda value: hmac.digest(salt, value, "sha256"))
         self._members = _members((*SECRET_FIELDS, *fields), NAME_FIELDS)
 
@@ -102,7 +103,7 @@ class Scrubber:
             return (b"%078d" % int.from_bytes(digest)).replace(b"0", b"1")[: -length - 1 : -1].ljust(length, b"1")
         return (digest.hex().encode() * (length // 64 + 1))[:length]
 
-    def _lines(self, lines: bytes, values: Iterable[Valued], secrets: frozenset[bytes], counts: Counter[str]) -> bytes:
+    def _lines(self, lines: bytes, values: Iterable[Valued], secrets: Sequence[bytes], counts: Counter[str]) -> bytes:
         """Header lines, or the trailer of a chunked body."""
         scrubbed = bytearray(lines)
         for kind, start, end in values:
@@ -131,14 +132,11 @@ class Scrubber:
         """The kind of header that a line is of, where its value begins and where it ends: 0 if nothing is in it."""
         name, colon, value = line.partition(b":")
         if colon and len(name) < _SHORT_BYTES and _is_name(name):
-            return self._kind(name), len(line) - len(value.lstrip(b" \t")), len(line.rstrip(b"\r\n"))
+            return self._kind_of(name), len(line) - len(value.lstrip(b" \t")), len(line.rstrip(b"\r\n"))
         found = _LINE.match(line)
-        return (self._kind(found[2]), found.start(3), found.end()) if found else ("", 0, 0)
+        return (self._kind_of(found[2]), found.start(3), found.end()) if found else ("", 0, 0)
 
-    def _kind(self, name: bytes) -> str:
-        return "names" if name.lower() in self._names else _kind(name)
-
-    def _value(self, kind: str, value: bytes, secrets: frozenset[bytes], counts: Counter[str]) -> bytes:
+    def _value(self, kind: str, value: bytes, secrets: Sequence[bytes], counts: Counter[str]) -> bytes:
         if kind == "framing":  # its numbers and its words say how long the body is
             return personal.masked(value, counts, numbers=False)
         if kind == "headers":
@@ -149,9 +147,7 @@ class Scrubber:
             return _WORD.sub(lambda match: self.name(match[0], len(match[0])), value)
         return personal.masked(_hide(value, secrets, counts), counts)
 
-    def _body(
-        self, body: bytes, spans: list[tuple[int, int]], secrets: frozenset[bytes], counts: Counter[str]
-    ) -> bytes:
+    def _body(self, body: bytes, spans: list[tuple[int, int]], secrets: Sequence[bytes], counts: Counter[str]) -> bytes:
         """The content is scrubbed as one text, then put back between the lines that frame it."""
         content = self._content(b"".join([body[start:end] for start, end in spans]), secrets, counts)
         if spans == [(0, len(body))]:
@@ -164,7 +160,7 @@ class Scrubber:
         trailer = bytes(framed[after:])
         return bytes(framed[:after]) + self._lines(trailer, self._values(trailer), secrets, counts)
 
-    def _content(self, text: bytes, secrets: frozenset[bytes], counts: Counter[str]) -> bytes:
+    def _content(self, text: bytes, secrets: Sequence[bytes], counts: Counter[str]) -> bytes:
         text = self._members.sub(lambda match: self._member(match, counts), _hide(text, secrets, counts))
         if b"\n" in text:
             text, found = _LINE_IN_BODY.subn(lambda match: match[1] + _hidden(match[2]), text)
@@ -179,7 +175,7 @@ class Scrubber:
         filled = self.name(value, len(value)) if person else (b"9" if match["number"] else b"x") * len(value)
         return match[0][: len(match[0]) - len(value)] + filled
 
-    def _check_coded(self, body: bytes, codings: bytes, chunked: bool, secrets: frozenset[bytes]) -> None:
+    def _check_coded(self, body: bytes, codings: bytes, chunked: bool, secrets: Sequence[bytes]) -> None:
         spans = _chunks(body) if chunked else [(0, len(body))]
         try:
             pieces = decoded([(0, body[start:end]) for start, end in spans], codings.decode(errors="replace"))
@@ -230,7 +226,6 @@ def _is_name(name: bytes) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-@lru_cache(maxsize=4096)
 def _kind(name: bytes) -> str:
     return next((kind for kind, names in _KINDS if names.fullmatch(name)), "")
 
@@ -242,20 +237,21 @@ def _hidden(value: bytes) -> bytes:
     return value[:at] + value[at:].translate(_VISIBLE)
 
 
-def _secrets(lines: bytes, values: Iterable[Valued]) -> frozenset[bytes]:
-    """The values of secret headers, whole and in their parts, with what they look like in a URL."""
+def _secrets(lines: bytes, values: Iterable[Valued]) -> Sequence[bytes]:
+    """The values of secret headers, whole and in their parts, with what they look like in a URL; the longest first."""
     found: set[bytes] = set()
     for kind, start, end in values:
         if kind == "headers":
             words = _WORD.findall(_SCHEME.sub(b"", lines[start:end], count=1))
             found.update(words, (word.partition(b"=")[2] for word in words))
     found = {secret for secret in found if len(secret) >= _LEAST_BYTES}
-    return frozenset(found | {quote_from_bytes(secret, safe="").encode() for secret in found})
+    found |= {quote_from_bytes(secret, safe="").encode() for secret in found}
+    return sorted(found, key=len, reverse=True)
 
 
-def _hide(text: bytes, secrets: frozenset[bytes], counts: Counter[str]) -> bytes:
+def _hide(text: bytes, secrets: Sequence[bytes], counts: Counter[str]) -> bytes:
     """What was a secret in a header is one wherever else it stands."""
-    for secret in sorted(secrets, key=len, reverse=True):
+    for secret in secrets:
         if secret in text:
             counts["repeated"] += text.count(secret)
             text = text.replace(secret, b"x" * len(secret))
