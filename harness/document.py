@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
@@ -99,7 +99,7 @@ class Document:
     def parse(self, kind: type[T]) -> T:
         """The value as a `kind`. Raises UsageError with one sentence on the first thing that is wrong."""
         try:
-            value: T = _adapter(kind).validate_python(self.value)
+            value: T = _adapter(cast(Hashable, kind)).validate_python(self.value)
         except ValidationError as error:
             first = min(error.errors(), key=self._urgency)
             raise UsageError(self._sentence(first, kind), self.where(first["loc"])) from None

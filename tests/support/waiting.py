@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-PAUSE_S = 0.02
+PAUSE_S = 0.05
 
 
 def until(true: Callable[[], T], what: str | Callable[[], str], limit_s: float = 30.0) -> T:
