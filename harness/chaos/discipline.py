@@ -32,28 +32,6 @@ class StillBroken(Unproven):
     """A fault that could not be taken back, by us or by its guard. Its record is left; the sentence says what to do."""
 
 
-@contextlib.contextmanager
-def under(
-    name: str,
-    fault: Fault,
-    target: Target,
-    log: Log | None,
-    *,
-    ttl_s: float,
-    run_dir: Path | None,
-    dry_run: bool = False,
-) -> Iterator["Injection"]:
-    """The fault is in force within the block and gone after it, however it is left. Raises as `begin` and `end` do."""
-    injection = Injection(name, fault, target, log, ttl_s=ttl_s, run_dir=run_dir, dry_run=dry_run)
-    injection.begin()
-    try:
-        yield injection
-    except BaseException as error:
-        injection.abort(_why(error))
-        raise
-    injection.end()
-
-
 def told(name: str, aim: Aim) -> tuple[str, ...]:
     """What a fault would do, in lines for the user."""
     return (

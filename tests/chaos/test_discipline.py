@@ -11,7 +11,7 @@ from toy import Toy
 
 from harness.chaos import discipline, undo
 from harness.chaos.catalogue import FAULTS
-from harness.chaos.discipline import Injection, StillBroken, under
+from harness.chaos.discipline import Injection, StillBroken
 from harness.chaos.fault import Aim, Refused, Unproven
 from harness.log import Log, read_log
 from harness.model import Event
@@ -146,8 +146,9 @@ def test_the_undo_is_on_disk_and_under_guard_before_anything_is_broken(
 
     monkeypatch.setattr(discipline, "Guard", watched)
     monkeypatch.setattr(Toy, "inject", injecting)
-    with under("toy", Toy(path=str(work / "broken")), base.load("target.yaml"), None, ttl_s=60, run_dir=None):
-        pass
+    injection = make()
+    injection.begin()
+    injection.end()
     assert seen == [True, "toy"]
     assert not (work / "broken").exists()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 from toy import LONG_S, Toy
 
-from harness.chaos.discipline import Injection, under
+from harness.chaos.discipline import Injection
 from harness.log import Log
 from harness.targets import base
 
@@ -42,12 +42,16 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (16, resource.RLIM_INFINITY))
     put_off = 0
     try:
-        with under("toy", Toy(**arguments), target, log, ttl_s=ttl_s, run_dir=run_dir) as injection:
-            print("held", flush=True)
-            try:
-                do(deed, injection)
-            finally:
-                put_off = injection.signals
+        injection = Injection("toy", Toy(**arguments), target, log, ttl_s=ttl_s, run_dir=run_dir)
+        injection.begin()
+        print("held", flush=True)
+        try:
+            do(deed, injection)
+        except BaseException as error:
+            put_off = injection.signals
+            injection.abort(f"{type(error).__name__}: {error}")
+            raise
+        injection.end()
         put_off = injection.signals
     except BaseException as error:
         print("ended", type(error).__name__, put_off, flush=True)
