@@ -20,10 +20,11 @@ idle, on time and finished; a watcher that saw every GPU each second.
 """
 
 import hashlib
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,20 @@ def _adapter(name: str) -> TypeAdapter[Any]:
     return TypeAdapter(GATES[name])
 
 
-def _sent(story: dict[str, Any], start_s: float, end_s: float) -> list[Sent]:
+def _sent(story: dict[str, Any], start_s: float, end_s: float) -> tuple[Sent, ...]:
+    return _made(json.dumps([story.get("requests", ()), "replay" in story, start_s, end_s]))
+
+
+@lru_cache(maxsize=8)  # many stories in a row have the same requests
+def _made(written: str) -> tuple[Sent, ...]:
+    requests, replayed, start_s, end_s = json.loads(written)
     due = []
-    for number, group in enumerate(story.get("requests", ())):
+    for number, group in enumerate(requests):
         begin_s, finish_s = group.get("from", start_s), group.get("to", end_s)
-        step_s, met = (finish_s - begin_s) / group["n"], _Met(group, "replay" in story)
+        step_s, met = (finish_s - begin_s) / group["n"], _Met(group, replayed)
         due += [(begin_s + (k + 0.5) * step_s, number, k, met) for k in range(group["n"])]
     ordered = sorted(due, key=lambda entry: entry[:3])
-    return [met.sent(index, due_s) for index, (due_s, _, _, met) in enumerate(ordered)]
+    return tuple(met.sent(index, due_s) for index, (due_s, _, _, met) in enumerate(ordered))
 
 
 class _Met:
@@ -169,7 +176,7 @@ def lay_out(run_dir: Path, story: dict[str, Any]) -> None:
     log.close()
 
 
-def _observations(run_dir: Path, sent: list[Sent], files: int) -> None:
+def _observations(run_dir: Path, sent: Sequence[Sent], files: int) -> None:
     logs = [ObservationLog(run_dir / f"log.player-{k}.bin") for k in range(files)]
     for one in sent:
         if one.observation is not None:
@@ -178,7 +185,7 @@ def _observations(run_dir: Path, sent: list[Sent], files: int) -> None:
         log.close()
 
 
-def _captured(path: Path, sent: list[Sent]) -> None:
+def _captured(path: Path, sent: Sequence[Sent]) -> None:
     log = ObservationLog(path)
     for one in sent:
         if one.captured is not None:
@@ -187,7 +194,7 @@ def _captured(path: Path, sent: list[Sent]) -> None:
 
 
 def _player(
-    run_dir: Path, story: dict[str, Any], sent: list[Sent], start_s: float, end_s: float, closed_s: float
+    run_dir: Path, story: dict[str, Any], sent: Sequence[Sent], start_s: float, end_s: float, closed_s: float
 ) -> None:
     told = story.get("player", {})
     skip_from, skip_to = told.get("skip", (0, 0))
