@@ -55,14 +55,23 @@ def of(timeline: Timeline) -> list[Injection]:
     for event in timeline.events:
         if event.kind not in _KINDS:
             continue
-        at = next((k for k in reversed(range(len(found))) if found[k].name == event.name), None)
-        under_way = at is not None and found[at].left
-        if event.kind == "injecting" or (event.kind == "refused" and not under_way):
-            at = len(found)
+        named = [k for k, one in enumerate(found) if one.name == event.name]
+        awaiting = [k for k in named if _awaits(found[k], event.kind)]
+        if event.kind == "injecting" or (event.kind == "refused" and not awaiting):
+            awaiting = [len(found)]
             found.append(Injection(event.name))
-        if at is not None:
+        for at in (awaiting or named)[-1:]:  # several of a name may be in force: the last is taken back first
             found[at] = _told(found[at], event)
     return found
+
+
+def _awaits(injection: Injection, kind: str) -> bool:
+    """Whether an event of this kind can be the next of a fault's story."""
+    if kind in ("injected", "refused"):
+        return injection.left and injection.injected_s is None
+    if kind == "healing":
+        return injection.left and injection.healing_s is None
+    return injection.left
 
 
 def _told(injection: Injection, event: Event) -> Injection:

@@ -250,7 +250,10 @@ def _waited(event_s: float, limit_s: float, observed_s: float, what: str) -> tup
 
 @spec
 class ReplicaRecovery(OfFaults):
-    """Every replica that the fault hit answers a real completion again, from a new process, within this time."""
+    """Every replica that the fault hit answers a real completion again within this time.
+
+    The fault's own evidence of its end says which did, and when; of a replica that died, as a new process.
+    """
 
     within_s: Period
 
@@ -265,7 +268,7 @@ class ReplicaRecovery(OfFaults):
         ready = {name: max(0.0, at_s - since_s) for name, at_s, _ in returned(injection, timeline.run)}
         wanted = max(1, len(injection.plan.get("targets", ())))
         last_s = max(ready.values()) if len(ready) >= wanted else math.nan
-        judgement, why = _waited(last_s, self.within_s, observed_s - since_s, "answered by a new process")
+        judgement, why = _waited(last_s, self.within_s, observed_s - since_s, "answered again")
         figures = {"fault": injection.name, "measured_s": last_s, "n": wanted, "back": len(ready), "replicas": ready}
         return Finding("", judgement, f"{len(ready)} of {wanted} replicas are back: {why}", figures=figures)
 

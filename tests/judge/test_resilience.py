@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from harness import evidence, timeline
-from harness.judge import resilience
+from harness.judge import faults, resilience
 from harness.judge.gates import GATES
 from harness.judge.recovery import Kind
 from harness.model import Judgement, Verdict
@@ -19,6 +19,13 @@ Lay = Callable[[Path, dict[str, Any]], None]
 Tell = Callable[[dict[str, Any]], Verdict]
 HURT = [{"n": 600, "to": 30}, {"n": 200, "from": 30, "to": 40, "outcome": "RESET"}, {"n": 1200, "from": 40}]
 KILLED = {"name": "replica_killed", "injecting": 29.9, "injected": 30, "healed": 35}
+SHOWN = {"evidence": {"pid 7": "gone"}}
+STORY_OF_TWO = [
+    *([10, "injecting", "kill", {}], [11, "injected", "kill", SHOWN]),
+    *([12, "injecting", "kill", {}], [13, "injected", "kill", SHOWN]),
+    *([20, "healing", "kill", {}], [21, "healed", "kill", SHOWN]),
+    *([22, "healing", "kill", {}], [23, "healed", "kill", SHOWN]),
+]
 STORY = {"requests": HURT, "faults": [KILLED], "gates": [{"recovery": {"within": "30s"}}]}
 
 
@@ -114,6 +121,24 @@ def test_a_fault_that_was_cut_short_and_then_hard_to_undo(tell: Tell) -> None:
     assert (verdict.exit_code, verdict.why) == (
         3,
         "fault: the fault was cut short (replica_killed): a signal came; it does not answer",
+    )
+
+
+def test_two_faults_of_one_name(tmp_path: Path, lay: Lay) -> None:
+    """Both may be in force together: each is taken back, the last first, and none is left over."""
+    lay(tmp_path, {"requests": [{"n": 400}], "events": STORY_OF_TWO})
+    first, second = faults.of(timeline.read(tmp_path))
+    assert (first.injected_s, first.healed_s, second.injected_s, second.healed_s) == (11, 23, 13, 21)
+    assert faults.finding(timeline.read(tmp_path)).verdict == Judgement.PASS
+
+
+def test_a_second_fault_of_one_name_that_is_refused(tell: Tell) -> None:
+    """It is a fault that never was, and not a word about the first."""
+    events = [[32, "refused", "replica_killed", {"why": "nobody is left"}]]
+    verdict = tell({**STORY, "events": events})
+    assert (verdict.exit_code, verdict.why) == (
+        3,
+        "fault: no evidence that the fault was applied (replica_killed): nobody is left",
     )
 
 
