@@ -56,11 +56,6 @@ class Run(NamedTuple):
     data: list[bytes]
     leads: list[int]
 
-    def steps(self) -> Iterator[Step]:
-        """The same as single steps."""
-        for at_ns, data in zip(self.at_ns, self.data, strict=True):
-            yield Step(at_ns, self.connection, self.flow, Kind.DATA, data)
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -85,7 +80,10 @@ class Limits:
 
 
 def steps(segments: Iterable[Segment], account: Account, limits: Limits | None = None) -> Iterator[Step]:
-    """All steps of all connections; each connection begins with OPENED, DATA or GAP and ends with OVER."""
+    """All steps of all connections; each connection begins with OPENED, DATA or GAP and ends with OVER.
+
+    This is the plain way, segment by segment: `runs.steps` must say the same.
+    """
     reassembler = Reassembler(account, limits)
     feed = reassembler.feed
     for segment in segments:

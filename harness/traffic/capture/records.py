@@ -81,7 +81,7 @@ def rows(data: Room, starts: Column, size: int) -> NDArray[np.void]:
 
 
 def packets(paths: Sequence[Path], account: Account) -> Iterator[Packet]:
-    """Every packet of the captures, one by one, as `blocks` has them."""
+    """Every packet of the captures, one by one: the plain way, for what is to be held against `blocks`."""
     for block in blocks(paths, account):
         yield from map(block.packet, range(len(block.at_ns)))
 

@@ -22,10 +22,15 @@ Told = dict[int, list[Step]]
 A_FEW = [1, 4, 8, 15]  # connections: endings of all kinds, and a pipelined triple
 
 
+def singles(run: Run) -> list[Step]:
+    told = zip(run.at_ns, run.data, strict=True)
+    return [Step(at_ns, run.connection, run.flow, Kind.DATA, data) for at_ns, data in told]
+
+
 def by_connection(found: Iterable[Step | Run]) -> Told:
     told: Told = defaultdict(list)
     for one in found:
-        told[one.connection] += one.steps() if isinstance(one, Run) else [one]
+        told[one.connection] += singles(one) if isinstance(one, Run) else [one]
     return dict(told)
 
 
