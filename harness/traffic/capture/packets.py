@@ -56,7 +56,8 @@ class Segment(NamedTuple):
 def segments(packets: Iterable[Packet], account: Account, ports: frozenset[int] = frozenset()) -> Iterator[Segment]:
     """The TCP segments of the packets, as they come; with `ports`, only of flows from or to one of them.
 
-    This is the plain way, packet by packet: `columns.columns` must find the same. Raises UsageError for a link type that nobody here reads.
+    This is the plain way, packet by packet: `columns.columns` must find the same. Raises UsageError for a link type
+    that nobody here reads.
     """
     return Slicer(account, ports).segments(packets)
 
