@@ -167,8 +167,9 @@ def gpus(timeline: Timeline, window: Window) -> list[Series]:
 
 
 def _spare(series: list[Series]) -> list[str]:
-    """The GPUs that showed no load while another did."""
-    return [one.gpu for one in series if not one.worked] if any(one.worked for one in series) else []
+    """The GPUs that showed no load while another did; one that shows nothing either way is not taken for spare."""
+    idle = [one.gpu for one in series if len(one.utilisation) and not one.worked]
+    return idle if any(one.worked for one in series) else []
 
 
 def _frozen(one: Series, timeline: Timeline) -> bool:

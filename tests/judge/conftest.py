@@ -281,7 +281,8 @@ def _watch(run_dir: Path, story: dict[str, Any], start_s: float, end_s: float) -
             free = float("nan") if second == told.get("nan_at") else GPU_BYTES * (1 - used)
             busy = told.get("utilisation", 0.4 + 0.01 * (second % 7))
             for reading, value in (("free_bytes", free), ("total_bytes", GPU_BYTES), ("utilisation", busy)):
-                log.reading(Reading(second + 0.25, f"gpu.{reading}", value, {"gpu": name}))
+                if value is not None:  # a field that the exporter does not have
+                    log.reading(Reading(second + 0.25, f"gpu.{reading}", value, {"gpu": name}))
     log.event(Event(end_s, "stopped", "watch", {"why": "asked"}))
     log.close()
 
