@@ -47,7 +47,7 @@ Words:
     capture           packets, as tcpdump wrote them; flows are what each side said, messages are HTTP
     recording         captured requests as a file: scrubbed, with their moments, answers and an account of losses
     replay            a recording played again; a group is a captured connection or session
-    fault             one way to break the stack: aims, injects, proves it, undoes, proves that; believed by its proofs only
+    fault             one way to break the stack: aims, injects, proves it, undoes, proves that; believed by proof only
     guard             a process that undoes a fault when whoever injected it is gone
     heal              take back what is left over
     target            the stack under test

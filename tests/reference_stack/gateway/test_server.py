@@ -114,7 +114,7 @@ class Told(Canary):
 
 
 def test_the_last_replica_is_not_taken_out_for_being_late(tokens: Tokens) -> None:
-    """Late ones go while another is in use, and the last one stays; a dead one goes, and a late one does not come back."""
+    """Late ones go while another is in use, and the last stays; a dead one goes, and a late one does not come back."""
     canaries = {"engine-0": Told(), "engine-1": Told()}
     guard = Guard(tokens, 50, dict(canaries))
 
