@@ -20,6 +20,7 @@ from reference_stack.orchestrator.config import CONFIG_VARIABLE, Config, UsageEr
 from reference_stack.orchestrator.counts import SHARED_DIRECTORY
 
 GRACE_S = 30  # for streams that are open when a worker is to end
+START_LIMIT_S = 20  # for a worker to begin on a busy machine; one that stands still for as long is replaced
 
 
 def main() -> int:
@@ -76,6 +77,7 @@ def serve(config: Config, listening: socket.socket) -> None:
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
+        timeout_worker_healthcheck=START_LIMIT_S,
     )
     Multiprocess(options, sockets=[listening]).run()
 

@@ -80,7 +80,7 @@ class Redis(_Strict):
 
 
 class Retrieval(_Strict):
-    """Where notes come from: a file of documents held in this process, or a collection of a Qdrant server."""
+    """Where notes come from: a file of some hundred documents, held in this process, or a collection of a Qdrant."""
 
     documents: Path | None = None
     url: Url | None = None

@@ -3,8 +3,10 @@
 import asyncio
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from reference_stack.orchestrator.config import Retrieval
 from reference_stack.orchestrator.retrieval import Library, LibraryDownError, embed
@@ -37,6 +39,43 @@ def test_embedded_qdrant() -> None:
             await library.close()
 
     assert asyncio.run(story()) == [[TEXTS[0]], [], []]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_server(late: bool) -> None:
+    """A Qdrant server is asked for the nearest points of the collection; one that is late is as good as none."""
+    asked: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        if late:
+            await asyncio.sleep(30)
+        point = {"id": 1, "version": 0, "score": 0.9, "payload": {"text": TEXTS[0]}}
+        return web.json_response({"result": {"points": [point]}, "status": "ok", "time": 0.001})
+
+    async def story() -> list[str]:
+        app = web.Application()
+        app.add_routes([web.post("/collections/shop/points/query", answer)])
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        config = Retrieval(
+            url=f"http://127.0.0.1:{runner.addresses[0][1]}", collection="shop", limit=2, timeout_s=0.2 if late else 10
+        )
+        library = Library(config)
+        try:
+            return await library.find("refunds")
+        finally:
+            await library.close()
+            await runner.cleanup()
+
+    if late:
+        with pytest.raises(LibraryDownError):
+            asyncio.run(story())
+    else:
+        assert asyncio.run(story()) == [TEXTS[0]]
+    assert (asked[0]["limit"], asked[0]["score_threshold"]) == (2, 0.2)
+    assert asked[0]["query"] == {"nearest": pytest.approx(embed("refunds"))}
 
 
 def test_a_server_that_is_not_there() -> None:
