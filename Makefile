@@ -46,7 +46,7 @@ smoke: $(engine)
 
 # Everything: lint, types, layers, unit tests, properties on many more examples, real processes, and the real vLLM.
 test: check vllm redis
-	.venv/bin/pytest tests -n 3 --dist worksteal -m "hypothesis and not e2e and not vllm" --hypothesis-profile thorough
+	.venv/bin/pytest tests -n 2 --dist worksteal -m "hypothesis and not e2e and not vllm" --hypothesis-profile thorough
 	.venv/bin/pytest tests -m "e2e or vllm"
 
 # Under a minute: lint, format, types, layers, unit tests. Bytecode is kept: to make it anew takes as long as many tests.
@@ -62,7 +62,7 @@ types:
 	.venv/bin/lint-imports
 
 unit:
-	.venv/bin/pytest tests -n 3 --dist worksteal -m "not e2e and not vllm"
+	.venv/bin/pytest tests -n 2 --dist worksteal -m "not e2e and not vllm"
 
 # Leaks and frees memory of this machine's GPU for real; a minute. Where there is no GPU it says so and fails (exit 3).
 gpu-check:

@@ -1,6 +1,6 @@
 """What holds for every test.
 
-A shared machine may be slow at any moment, so no property has a deadline. `make check` tries fifty examples of each,
+A shared machine may be slow at any moment, so no property has a deadline. `make check` tries twenty examples of each,
 other ones every time, and `make test` many more with `--hypothesis-profile thorough`. Tests that start real processes,
 or take as long, carry the marker `e2e`, wherever they stand: whole folders of them get it here.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("quick", deadline=None, max_examples=50)
+settings.register_profile("quick", deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("quick")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import plan_file, timeline
@@ -55,7 +55,6 @@ def alike(one: Observation, other: Observation) -> bool:
     return repr(one) == repr(other)
 
 
-@settings(max_examples=40)
 @given(
     seen=st.builds(
         Observation,

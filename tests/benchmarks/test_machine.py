@@ -12,7 +12,7 @@ from tests.support.waiting import until
 
 BURN_S = 5.0  # at most: a test ends it as soon as it has seen enough
 BURN = f"import time\nwhile time.process_time() < {BURN_S}: pass\ntime.sleep(60)"
-pytestmark = pytest.mark.usefixtures("two_cores")
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("two_cores")]
 
 
 @pytest.fixture

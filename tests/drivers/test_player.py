@@ -15,6 +15,8 @@ from harness import timeline
 from harness.drivers.part import Part
 from harness.model import Outcome, Request, Tag
 
+pytestmark = pytest.mark.e2e  # sockets, in real time
+
 ASKED = Request(index=0, due_s=0.0, class_name="short", text=(0, 5), max_tokens=8, stream=True)
 PLAIN = replace(ASKED, stream=False)
 BAD = replace(ASKED, stream=False, flaw="empty_body", expect=("422",))

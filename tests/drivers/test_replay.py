@@ -20,6 +20,8 @@ from harness.drivers.player import Played, Player
 from harness.log import Blocks, read_log
 from harness.model import Event, Outcome, Reading, Request, Tag, Window
 
+pytestmark = pytest.mark.e2e  # sockets, in real time
+
 ASKED = Request(index=0, due_s=0.0, class_name="chat", raw=True, group=0)
 GET = b"GET /v1/models HTTP/1.1"
 Plan = Sequence[tuple[Request, bytes]]

@@ -59,7 +59,7 @@ def test_the_class_of_an_answer(what: dict[str, Any], word: str, tmp_path: Path,
     assert comparison.answer_name(int(comparison.answers(seen)[0])) == word
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sides=st.lists(st.tuples(met, met), min_size=1, max_size=12))
 def test_every_request_is_in_the_matrix_once(
     sides: list[tuple[dict[str, Any], dict[str, Any]]], tmp_path_factory: pytest.TempPathFactory, lay: Lay

@@ -1,10 +1,13 @@
 """F18: a gate that is run on the same stack again and again must not cry wolf."""
 
 import numpy as np
+import pytest
 
 from harness.judge.counts import count
 from harness.judge.measures import Population
 from harness.model import Judgement, Window
+
+pytestmark = pytest.mark.e2e  # hundreds of runs judged
 
 WINDOW = Window("steady", 0.0, 120.0)
 LIMIT_S = 1.2

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judge.recovery import Kind, Recovery, find_dips, measure
@@ -143,7 +143,6 @@ def test_a_service_that_was_not_well() -> None:
     assert seen((5, True), (60, False), usual=(30, 0)).kind == Kind.TOO_SHORT
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 25), st.booleans()), min_size=1, max_size=8), st.integers(0, 20))
 def test_any_series(spans: list[tuple[int, bool]], usual_bad: int) -> None:
     """Whatever came when: dips are in order and apart, a number lies in its interval, and never has none."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
@@ -112,7 +112,6 @@ def test_what_names_another_thing_still_does(made_up: Synthetic) -> None:
     assert set(json.loads(call["function"]["arguments"])) == {"who"}
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=200), st.text(max_size=50), st.text(max_size=50))
 def test_lengths_and_beginnings_are_kept(
     made_up: Synthetic, tokenizer: Tokenizer, before: str, first: str, second: str

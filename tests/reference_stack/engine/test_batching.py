@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_stack.engine.batching import Scheduler, Sequence
@@ -138,7 +138,6 @@ def test_abort_frees_everything_at_once() -> None:
     assert scheduler.step(1.0) is None
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 200), st.integers(1, 56), st.floats(0, 0.2)), min_size=1, max_size=12),
     kv_blocks=st.integers(16, 40),

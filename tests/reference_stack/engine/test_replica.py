@@ -12,6 +12,8 @@ from reference_stack.engine.replica import Replica
 from reference_stack.gpu.device import Device, OutOfDeviceMemory
 from reference_stack.profiles import profile
 
+pytestmark = pytest.mark.e2e  # in real time
+
 CARD = profile.load("h100-8b", max_model_len=2304)
 STEP_S = CARD.cost(1, 100, 100).step_s
 

@@ -11,6 +11,8 @@ from tokenizers import Tokenizer
 
 from reference_stack.engine import tiny
 
+pytestmark = pytest.mark.e2e  # builds a model, in processes of its own
+
 WORDS = Path(__file__).parents[3] / "harness" / "traffic" / "words.txt"
 
 

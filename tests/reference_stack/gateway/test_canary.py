@@ -9,6 +9,8 @@ import pytest
 from reference_stack.gateway import canary
 from reference_stack.gateway.canary import Canary, Health
 
+pytestmark = pytest.mark.e2e  # in real time
+
 
 class Engine:
     """Answers, or holds its answers back; its tokens are what the test says."""

@@ -78,7 +78,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz") / "capture"
 
 
-few = settings(max_examples=settings().max_examples // 12, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=max(4, settings().max_examples // 12), suppress_health_check=[HealthCheck.too_slow])
 
 
 @few

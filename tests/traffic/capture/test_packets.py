@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, TCP, UDP, IPOption_Router_Alert, fragment
 from scapy.layers.inet6 import (
@@ -316,7 +316,6 @@ STARTS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     link=st.sampled_from([1, 113, 276, 0, 108, 101]),
     frames=st.lists(
@@ -345,7 +344,6 @@ def flipped(data: bytes, flips: list[tuple[int, int]]) -> bytes:
     return bytes(changed)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     said=st.binary(max_size=300),
     seq=st.integers(0, 2**32 - 1),

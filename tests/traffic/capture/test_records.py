@@ -222,7 +222,7 @@ def test_blocks_that_make_no_sense_end_a_pcapng_capture(tmp_path: Path, tail: by
     assert account.damaged_files == 1 and len(account.damage) == 1
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     start=st.sampled_from([*map(pcap, ([b"one"], [])), section() + interface() + enhanced(b"one", 1), section(">")]),
     rest=st.binary(max_size=400),
@@ -237,7 +237,7 @@ def test_random_bytes_never_crash(tmp_path: Path, start: bytes, rest: bytes, zip
     assert len(account.damage) == account.truncated_files + account.damaged_files <= 1
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flips=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=20), at=st.integers(0, 4000))
 def test_flipped_and_cut_captures_never_crash(tmp_path: Path, flips: list[tuple[int, int]], at: int) -> None:
     """A damaged capture ends in packets, in a reason, or in the user's error."""
