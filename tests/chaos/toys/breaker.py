@@ -5,6 +5,7 @@ It says `held` when the fault is in force, and at the end how that ended and how
 
 import os
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
@@ -36,6 +37,7 @@ def do(deed: str, injection: Injection) -> None:
 
 def main() -> None:
     work, ttl_s, deed, arguments = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], orjson.loads(sys.argv[4])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests in the background ignores it
     run_dir, target = work / "run", base.load(str(work / "target.yaml"))
     log = Log(run_dir / "log.chaos.jsonl")
     if deed == "no room":
