@@ -70,6 +70,7 @@ def test_a_load_factor_scales_the_rate(kind: str) -> None:
     assert 360 < float(np.mean(few)) < 440
 
 
+@pytest.mark.e2e  # not for its processes, for its time
 def test_poisson_gaps_are_exponential() -> None:
     """The gaps pass a Kolmogorov-Smirnov test against the exponential law, and their CV is 1."""
     at_s = moments(process("poisson", {"rate": "50/s"}), 400.0)

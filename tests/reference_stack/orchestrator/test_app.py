@@ -374,6 +374,7 @@ def test_redis_down_closed(written: Written) -> None:
     assert metric(page, 'orchestrator_dependency_failures_total{dependency="redis",policy="closed"}') == 1
 
 
+@pytest.mark.e2e  # not for its processes: Qdrant takes seconds to be there
 def test_notes(written: Written, tmp_path: Path) -> None:
     """What the documents say to a question goes along with it (ORC-1)."""
     gateway = Gateway()
@@ -387,6 +388,7 @@ def test_notes(written: Written, tmp_path: Path) -> None:
     assert "Refunds are paid within 14 days." in gateway.documents[0]["messages"][0]["content"]
 
 
+@pytest.mark.e2e  # not for its processes: Qdrant takes seconds to be there
 def test_qdrant_down(written: Written) -> None:
     """Without Qdrant a question is answered without notes, and the answer says so (ORC-1)."""
     gateway = Gateway()

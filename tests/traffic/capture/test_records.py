@@ -252,6 +252,7 @@ def test_flipped_and_cut_captures_never_crash(tmp_path: Path, flips: list[tuple[
         assert account.packets == len(seen) + account.unreadable
 
 
+@pytest.mark.e2e  # not for its processes, for its time
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """Packets are handed on as they are read: a few blocks are held, whatever the size."""
     path = tmp_path / "big.pcap"
