@@ -78,6 +78,7 @@ class Injection:
             self._open = self._armed(aim)
             try:
                 self._break(self._open[2], signals)
+                self._see_guarded(self._open[1])
             except BaseException as error:
                 self._give_up(error)
                 raise
@@ -170,6 +171,11 @@ class Injection:
             raise Unproven("it gave no evidence that it was applied")
         self._journal.note("injected", evidence=evidence)
 
+    def _see_guarded(self, guard: Guard) -> None:
+        """One that came before the fault was in force took nothing back, whatever it said."""
+        if not guard.watches():
+            raise Unproven(f"its guard did not stand by while it was injected: {guard.word}")
+
     def _run(
         self, step: str, limit_s: float, call: Callable[[Target, Mapping[str, Any]], Any], aim: Aim, signals: "_Counted"
     ) -> Any:
@@ -186,7 +192,7 @@ class Injection:
         else:
             self._note("refused" if isinstance(error, Refused) else "aborted", why=_why(error))
         assert self._open
-        self._take_back(*self._open)
+        self._take_back(*self._open, seen_guarded=False)
 
     def _end(self, path: Path, guard: Guard, aim: Aim) -> None:
         trouble = "" if guard.watches() else f"its guard did not stand by to the end: {guard.word}"
@@ -196,14 +202,15 @@ class Injection:
         if trouble:
             raise Unproven(trouble)
 
-    def _take_back(self, path: Path, guard: Guard, aim: Aim) -> None:
-        """By ourselves; else by order to the guard, for what ails this process need not ail that one."""
+    def _take_back(self, path: Path, guard: Guard, aim: Aim, seen_guarded: bool = True) -> None:
+        """By ourselves; else by order to the guard, for what ails this process need not ail that one. A guard that may
+        have healed before the fault was in force is not believed."""
         self._open, failure = None, ""
         _in_force.discard(path)
         with undo.held(path):
-            if not guard.healed:
+            if not (seen_guarded and guard.healed):
                 failure = self._mended(path, guard, aim)
-        if failure and not guard.order():
+        if failure and (not guard.watches() or not guard.order()):
             self._note("unproven", why=failure, step="undone")
             raise StillBroken(f"{self.name} is still in force: {failure}; by hand: {aim.undo}; then `harness heal`")
         guard.leave()

@@ -319,7 +319,7 @@ def test_tcpdump_is_run_and_asked_to_end(tmp_path: Path, monkeypatch: pytest.Mon
     """It says what it took and what the kernel dropped."""
     fake(
         tmp_path,
-        f"{LISTENS}\ntrap '{COUNTS.replace(chr(39), chr(34))}; exit 0' INT\nwhile :; do sleep 0.02; done",
+        f"{LISTENS}\ntrap '{COUNTS.replace(chr(39), chr(34))}; exit 0' TERM\nwhile :; do sleep 0.02; done",
         monkeypatch,
     )
     assert tcpdump.run("http://127.0.0.1:1", tmp_path / "a.pcap", 0.2) == tcpdump.Captured(12, 2)

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -117,7 +116,7 @@ def _until_it_listens(process: "subprocess.Popen[str]") -> str:
 def _stop(process: "subprocess.Popen[str]") -> str:
     """End it, unless it has ended; returns what it had still to say."""
     assert process.stderr is not None
-    process.send_signal(signal.SIGINT)  # it then writes what it holds, and its counts
+    process.terminate()  # it then writes what it holds, and its counts; SIGINT may be ignored, in the background
     try:
         process.wait(_STOP_S)
     except subprocess.TimeoutExpired:

@@ -37,7 +37,8 @@ def do(deed: str, injection: Injection) -> None:
 
 def main() -> None:
     work, ttl_s, deed, arguments = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], orjson.loads(sys.argv[4])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # both are ignored where tests run in the background
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     run_dir, target = work / "run", base.load(str(work / "target.yaml"))
     log = Log(run_dir / "log.chaos.jsonl")
     if deed == "no room":
