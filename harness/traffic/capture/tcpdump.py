@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,6 +21,8 @@ from harness.model import UsageError
 
 _BUFFER_KIB = 65_536  # what the kernel holds while the disk is busy; its own default is 2 MiB
 _STOP_S = 10.0
+_HELD_S = 1.2  # the kernel hands packets over in blocks, and one that is not full after a second
+_SETTLED_S = 4.0  # the most that a capture is waited for to be still: a target may never be
 _COUNTS = re.compile(r"^(\d+) packets? (captured|received by filter|dropped by kernel)", re.MULTILINE)
 
 
@@ -68,6 +71,7 @@ class Listening:
     def __init__(self, url: str, out: Path) -> None:
         if reason := why_not():
             raise UsageError(reason)
+        self._out = out
         self._command = ["tcpdump", "-Z", "root", *command(url, out)[1:]]  # or it writes as a user who may not
         self.captured = Captured(0, 0)
 
@@ -83,6 +87,7 @@ class Listening:
 
     def __exit__(self, *_: object) -> None:
         try:
+            _let_settle(self.process, self._out)
             self._said += _stop(self.process)
         finally:
             self.process.kill()  # does nothing to one that has ended
@@ -111,6 +116,17 @@ def _until_it_listens(process: "subprocess.Popen[str]") -> str:
         if "listening on" in line:
             return said
     raise UsageError(f"tcpdump did not start: {_last_line(said)}")
+
+
+def _let_settle(process: "subprocess.Popen[str]", out: Path) -> None:
+    """Wait until it has written what the kernel holds, which it would lose: until its file grows no more."""
+    limit = time.monotonic() + _SETTLED_S
+    size, still_since = -1, time.monotonic()
+    while process.poll() is None and (now := time.monotonic()) < limit and now - still_since < _HELD_S:
+        if (grown := out.stat().st_size if out.exists() else 0) != size:
+            size, still_since = grown, now
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
 
 
 def _stop(process: "subprocess.Popen[str]") -> str:
