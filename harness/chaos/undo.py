@@ -78,7 +78,7 @@ def record(name: str, fault: Fault, target: Target, aim: Aim, ttl_s: float, run_
         pid=pid,
         started=processes.started(pid) or 0,
         boot_id=processes.boot_id(),
-        deadline_wall_s=time.time() + ttl_s,  # wall time: another process reads it, perhaps after a reboot
+        deadline_wall_s=time.time() + ttl_s,  # wall time: read after a reboot, too, where no monotonic clock goes on
     )
     made = _parsed(_written(made))
     if made.revived()[0] != fault:

@@ -104,7 +104,7 @@ class Chat:
         except asyncio.CancelledError:
             self._over(call, 499, "client_gone")
             raise
-        except Exception:
+        except Exception:  # whatever it is: counted as ours, its budget settled, and raised on
             self._over(call, 500, "internal_error")
             raise
 

@@ -29,7 +29,7 @@ class Serving:
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end."""
-        raise NotImplementedError
+        raise NotImplementedError  # what a server says is what its test is about
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -15,5 +15,5 @@ def until(true: Callable[[], T], what: str | Callable[[], str], limit_s: float =
     while not (value := true()):
         if time.monotonic() > end_s:
             raise AssertionError(f"{what if isinstance(what, str) else what()}: not within {limit_s:g} s")
-        time.sleep(PAUSE_S)
+        time.sleep(PAUSE_S)  # between two looks; the limit is what ends the waiting
     return value
